@@ -85,10 +85,10 @@ class Size:
     def site(self, what: str) -> int:
         """Return the bytes that one site takes in float64 while it is solved, beside its moments.
 
-        Of attention: weights, roots and products. Of a feed-forward block: a factor, a copy of a part of it, and the
-        last projection with three products of its shape.
+        Of attention: weights, roots and products. Of a feed-forward block: a factor, a copy of a part of it, and six
+        matrices of the shape of the last projection.
         """
-        attention, neurons = 6 * self.width**2, 2 * self.inner**2 + 4 * self.width * self.inner
+        attention, neurons = 6 * self.width**2, 2 * self.inner**2 + 6 * self.width * self.inner
         return FLOAT64 * (max(attention, neurons) if what == "layers" else attention)
 
 

@@ -117,7 +117,7 @@ def measured(work: str, width: int, layers: int, dtype: str, sentences: int, tok
     WORK[work](changed, given)
     taken = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - used}
     peak = memory_bytes("VmHWM")
-    return {  # what one block takes is no multiple of the model's memory
+    return {  # of one block the time counts alone: its moments are made before
         "work": work,
         "width": width,
         "layers": layers,
@@ -126,7 +126,7 @@ def measured(work: str, width: int, layers: int, dtype: str, sentences: int, tok
         "tokens": sentences * tokens,
         "model_bytes": size,
         "model_mb": None if work == NEURONS else size / 1e6,
-        "peak_bytes": peak - before + size,
+        "peak_bytes": None if work == NEURONS else peak - before + size,
         "peak": None if work == NEURONS else (peak - before + size) / size,
         **taken,
     }

@@ -175,8 +175,9 @@ class Sums:
 
     def add(self, rows: Tensor, targets: Tensor) -> None:
         """Add tokens: x [tokens, n + 1] and y [tokens, D]."""
-        self.second += (rows.mT @ rows).to(self.second.device)
-        self.right += (rows.mT @ targets).to(self.right.device)
+        rows, targets = float64(rows), float64(targets)  # products in less may not be positive definite
+        self.second += rows.mT @ rows
+        self.right += rows.mT @ targets
 
     def solve(self, present: Tensor, ridge: float, has_bias: bool) -> Tensor:
         """Return the weights, with the bias as a last row, near the present ones: [n + 1, D].
@@ -208,7 +209,7 @@ def refit(
         targets: portion -> [tokens, D], what the reader reads in the original.
     """
     sums: list[Sums] = []
-    held: list[tuple[Tensor, Tensor]] = []  # rows and targets that choose the ridge: fewer than make a matrix of sums
+    held: list[tuple[Tensor, Tensor]] = []  # rows and targets that choose the ridge
     masks: dict[str, Tensor | None] = {}
     left = list(targets)
 
@@ -228,8 +229,10 @@ def refit(
 
     with watching(model, reader, see):
         run_batches(model, examples, masks, "refitting")
-    if not sums or not held or not sums[0].right.isfinite().all():  # half precision may overflow
+    if not sums or not held:
         return None
+    if not (sums[0].second.diagonal().isfinite().all() and sums[0].right.isfinite().all()):
+        return None  # half precision may overflow in the smaller model
     output = model.get_submodule(reader.output)
     present, has_bias = weights_of(output, sums[0].right), output.bias is not None
     with few_threads(len(present)):

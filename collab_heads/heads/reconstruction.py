@@ -29,6 +29,7 @@ from collab_heads.model.open_site import OpenSite
 from collab_heads.model.portions import portions
 
 Regression = TypeVar("Regression", bound="HeadRegression")
+ROUNDING = 1000  # times what one float64 rounds: eigenvalues of constants were seen down to -125 times that
 RIDGE = 1e-6  # ridge on every direction, as a share of the mean square of the outputs of heads
 
 
@@ -93,9 +94,13 @@ class HeadRegression:
 
     @functools.cached_property
     def ridge(self) -> float:
-        """The ridge on the diagonal of the second moments, with which they can be inverted."""
-        square = self.scatter.diagonal().mean().clamp(min=torch.finfo(torch.float64).tiny ** 0.5)
-        return RIDGE * float(square)
+        """The ridge on the diagonal of the second moments, with which they are positive definite.
+
+        Where heads put out constants, what is left around the mean is rounding, which may be negative.
+        """
+        numbers = torch.finfo(torch.float64)
+        square = self.scatter.diagonal().mean().clamp(min=numbers.tiny**0.5)
+        return max(RIDGE * float(square), ROUNDING * numbers.eps * float(self.mean @ self.mean))
 
     def ridged(self, columns: Tensor) -> Tensor:
         """Return the second moments of some columns of z with the ridge: [k, k]."""

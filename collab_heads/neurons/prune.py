@@ -15,6 +15,7 @@ from collab_heads.base.numerics import few_threads
 from collab_heads.base.option_values import FeedForwardRole
 from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.collaborative.calibrate import CalibratedSites
+from collab_heads.collaborative.input_moments import InputMoments
 from collab_heads.collaborative.widths import widths_asked
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, UnsupportedModelError
@@ -189,10 +190,14 @@ def fitted(
         return {}
     found, seen = {}, CalibratedSites(model, [], [], blocks, batches)
     for block in progress_bar(blocks, desc="choosing neurons"):
-        moments = seen.of(block.path).outputs[block.path]
-        regression = NeuronRegression.of_block(block, moments)
-        with few_threads(block.num_neurons):
-            kept = most_costly(regression.removal_costs(), counts[block.path])
-            errors = refit_errors(regression, torch.tensor(kept, dtype=torch.long), [len(kept)], moments)
-            found[block.path] = kept, regression.output(kept), errors[len(kept)]
+        with few_threads(block.num_neurons):  # names for calibrations would keep them in memory
+            found[block.path] = fitted_block(block, seen.take(block.path).outputs[block.path], counts[block.path])
     return found
+
+
+def fitted_block(block: OpenFeedForward, moments: InputMoments, count: int) -> tuple[list[int], OutputWeights, float]:
+    """Return the neurons of a block that stay, the last projection for them, and its error."""
+    regression = NeuronRegression.of_block(block, moments)
+    kept = most_costly(regression.removal_costs(), count)
+    errors = refit_errors(regression, torch.tensor(kept, dtype=torch.long), [count], moments)
+    return kept, regression.output(kept), errors[count]

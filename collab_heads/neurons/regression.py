@@ -13,7 +13,7 @@ from torch import Tensor
 
 from collab_heads.base.numerics import cholesky_
 from collab_heads.collaborative.input_moments import InputMoments
-from collab_heads.heads.reconstruction import HeadRegression, block_of, missing_square
+from collab_heads.heads.reconstruction import ROUNDING, HeadRegression, block_of, missing_square
 from collab_heads.layers.layout import weight_of
 from collab_heads.model.open_feed_forward import OpenFeedForward
 
@@ -93,6 +93,7 @@ def refit_errors(
     products = weight @ seen.outer / seen.count
     square = float((products * weight).sum())
     variance = square - float((weight @ mean).square().sum())
+    least = ROUNDING * torch.finfo(torch.float64).eps * square  # less is that of a constant output
     second = block_of(seen.outer, order).div_(seen.count)
     del seen  # as large
     factor = cholesky_(regression.ridged(order))
@@ -105,5 +106,5 @@ def refit_errors(
         shift = weight @ mean - refit @ mean[kept]
         lost = missing_square(square, products[:, kept], second[:count, :count], refit)
         lost += float(bias @ bias - 2 * bias @ shift)
-        errors[count] = min(max(lost, 0.0) / variance, 1.0) if variance > 0 else 0.0
+        errors[count] = min(max(lost, 0.0) / variance, 1.0) if variance > least else 0.0
     return errors

@@ -12,11 +12,11 @@ from collab_heads import compress, swap_to_collaborative
 from collab_heads.collaborative import calibrate
 from collab_heads.collaborative.calibrate import CalibratedSites, grouped, moment_counts, most_bytes
 from collab_heads.compression import plan
-from collab_heads.compression.parts import neurons
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import CalibrationError
 from collab_heads.model.batches import num_rows
 from collab_heads.model.open_site import open_sites
+from collab_heads.neurons import regression
 from families import FAMILIES
 
 
@@ -131,7 +131,8 @@ def test_taken_moments_are_made_again(are_one, monkeypatch):
     taken = calibrated.take(first)
     assert list(taken.outputs) == list(taken.query_key) == [first] and taken.orders is calibrated.orders
     taken.outputs.clear()
-    assert (first in calibrated.seen.outputs) is are_one and second in calibrated.seen.outputs
+    for held in (calibrated.seen.outputs, calibrated.seen.query_key):
+        assert (first in held) is are_one and second in held
     assert torch.equal(calibrated.of(first).outputs[first].outer, expected)
     assert second in calibrated.seen.outputs
 
@@ -139,7 +140,7 @@ def test_taken_moments_are_made_again(are_one, monkeypatch):
 def test_moments_of_neurons_are_freed_while_errors_are_measured(monkeypatch):
     monkeypatch.setattr(calibrate, "SHARE", 0)
     monkeypatch.setattr(calibrate, "LEAST", 0)
-    alive, calibrated, measure = [], CalibratedSites.calibrated, neurons.refit_errors
+    alive, calibrated, factor = [], CalibratedSites.calibrated, regression.cholesky_
     held = defaultdict(list)
 
     def watched(self, group):
@@ -147,17 +148,18 @@ def test_moments_of_neurons_are_freed_while_errors_are_measured(monkeypatch):
         held[id(self)] = [weakref.ref(moments) for moments in found.outputs.values()]
         return found
 
-    def measured(regression, order, counts, seen):
-        alive.append([moments() for each in held.values() for moments in each if moments() is not None])
-        assert alive[-1] == [seen]  # nothing else: the regression has what it needs of the others
-        alive.clear()
-        return measure(regression, order, counts, seen)
+    def factored(matrix):
+        alive.append(sum(moments() is not None for each in held.values() for moments in each))
+        return factor(matrix)
 
     monkeypatch.setattr(CalibratedSites, "calibrated", watched)
-    monkeypatch.setattr(neurons, "refit_errors", measured)
+    monkeypatch.setattr(regression, "cholesky_", factored)
     family = FAMILIES["bert"]
-    planned = plan.plan(family.build(), batches_of(family, 12), parts="neurons", refine_steps=0)
-    assert planned.least < 1 and not alive
+    model = family.build()
+    plan.plan(model, batches_of(family, 12), parts="neurons", refine_steps=0)
+    layers = model.config.num_hidden_layers  # per block: the order, with the moments to measure on; then the errors
+    assert alive[: 2 * layers] == [1, 0] * layers
+    assert len(alive) == 2 * layers  # the orders are kept for the fits that follow
 
 
 def test_groups_are_smaller_where_examples_are_few(monkeypatch):

@@ -147,6 +147,39 @@ def test_a_site_whose_heads_put_out_zeros(name):
     compress(model, batches_of(FAMILIES[name], MANY), 0.7, parts=("query_key", "neurons"), refine_steps=0)
 
 
+@pytest.mark.parametrize("scale", [1e-22, 1e20])
+def test_products_that_single_precision_cannot_hold(scale):
+    """The same function, with values of another size."""
+    model = FAMILIES["bert"].build().eval()
+    with torch.no_grad():
+        for site in open_sites(model, get_adapter(model)):
+            for parameter in (site.value.weight, site.value.bias):
+                parameter *= scale
+            site.output.weight /= scale
+    compress(model, batches_of(FAMILIES["bert"], MANY), 0.7, parts="heads", refine_steps=0)
+
+
+def test_what_overflows_is_not_refitted(monkeypatch):
+    made, add = measured_of("bert"), Sums.add
+    fitted = made.fit(made.choose(0.4))
+    assert refitted_in_order(made.measured, fitted)
+
+    def overflowing(self, rows, targets):
+        rows = rows.clone()
+        rows[0, 0] = torch.inf
+        add(self, rows, targets)
+
+    monkeypatch.setattr(Sums, "add", overflowing)
+    assert refitted_in_order(made.measured, fitted) == {}
+
+
+def test_what_loses_as_much_on_other_portions_is_not_refitted(monkeypatch):
+    made = measured_of("bert")
+    fitted = made.fit(made.choose(0.4))
+    monkeypatch.setattr(sequential_refit, "error", lambda weights, held: 1.0)
+    assert refitted_in_order(made.measured, fitted) == {}
+
+
 def test_a_site_without_heads_gets_a_bias():
     made = measured_of("distilbert", 64)
     last = open_sites(made.measured.model, made.measured.adapter)[-1]

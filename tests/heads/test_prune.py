@@ -8,6 +8,7 @@ from changed_heads import change_queries, output_projections, set_gates
 from model_inputs import batch
 from model_runs import output, sites
 from model_sizes import HEAD_WIDTH, HEADS, WIDTH
+from torch.testing import assert_close
 from unchanged import refused
 
 from collab_heads import (
@@ -20,10 +21,12 @@ from collab_heads import (
     swap_to_gated,
 )
 from collab_heads.errors import ArgumentError, SwapError
+from collab_heads.model.open_site import open_sites
 from collab_heads.sites.record import CollabConfig
 from families import FAMILIES
 
 LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"
+CONSTANT = 1e-4  # float32; differences seen: 2e-6
 PER_HEAD = 4 * WIDTH * HEAD_WIDTH + 3 * HEAD_WIDTH  # rows of W_Q, W_K, W_V with biases, columns of W_O
 
 
@@ -236,6 +239,22 @@ def test_keep_is_the_ranking_and_the_removal_in_one_call():
     assert sum(site.heads_after for site in report.sites) + 4 * (2 - len(report.sites)) == 5
     assert ours.config.collab_heads == theirs.config.collab_heads
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
+def test_heads_that_put_out_constants(dtype):
+    """Around their mean only rounding is left, which is no positive definite matrix."""
+    for seed in range(4):
+        model = bert().to(dtype)
+        with torch.no_grad():
+            for site in open_sites(model, get_adapter(model)):
+                torch.manual_seed(seed)
+                site.value.weight.zero_()
+                site.value.bias.normal_(std=10)
+        inputs = FAMILIES["bert"].inputs()
+        before = output(model, inputs)
+        prune_heads(model, [inputs], keep=5)
+        assert_close(output(model, inputs), before, atol=CONSTANT, rtol=CONSTANT)  # biases make up for them
 
 
 def test_keep_by_role_by_any_criterion_and_after_a_removal():

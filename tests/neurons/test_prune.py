@@ -239,3 +239,18 @@ def test_what_is_lost_is_the_share_of_the_variance():
         )
     expected = (after - before).square().sum() / (before - before.mean(0)).square().sum()
     assert report.blocks[0].share_lost == pytest.approx(float(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
+def test_neurons_that_put_out_constants(dtype):
+    model = BERT.build().to(dtype)
+    block = first_block(model)
+    with torch.no_grad():
+        for first in block.first:
+            first.weight.zero_()
+            first.bias.fill_(3)
+    inputs = BERT.inputs()
+    before = output(model, inputs)
+    report = prune_neurons(model, batches_of(BERT), keep={block.path: 8})
+    assert report.blocks[0].share_lost == 0
+    torch.testing.assert_close(output(model, inputs), before, atol=1e-4, rtol=1e-4)  # the bias makes up for them

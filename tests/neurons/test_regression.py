@@ -7,7 +7,7 @@ import torch
 
 from collab_heads.collaborative.input_moments import InputMoments
 from collab_heads.heads import reconstruction
-from collab_heads.heads.reconstruction import HeadRegression, most_costly
+from collab_heads.heads.reconstruction import HeadRegression, by_cost, most_costly
 from collab_heads.neurons import regression
 from collab_heads.neurons.regression import NeuronRegression, refit_errors
 
@@ -72,6 +72,23 @@ def test_nothing_is_left_of_all():
     whole = fit.refit(range(40))
     torch.testing.assert_close(whole.weight, weight, rtol=1e-2, atol=1e-2)  # a ridge of 1e-6
     assert whole.share_lost < 1e-6 and most_costly(fit.removal_costs(), 40) == list(range(40))
+
+
+def test_neurons_that_cost_the_same_stay_in_their_order():
+    """Everywhere: `topk` leaves open which of them it takes."""
+    costs = torch.tensor([0.5, 1.0, 0.5, 0.5, 1.0, 0.5] * 20, dtype=torch.float64)
+    assert by_cost(costs).tolist() == sorted(range(120), key=lambda index: (-float(costs[index]), index))
+    assert most_costly(costs, 43) == sorted([*(i for i in range(120) if i % 3 == 1), 0, 2, 3])
+
+
+@pytest.mark.parametrize("constant", (1.0, 3e4))
+def test_neurons_that_are_constant_lose_nothing(constant):
+    outputs = torch.full((700, 24), constant, dtype=torch.float64) * torch.linspace(0.1, 1, 24).double()
+    moments = moments_of(outputs)
+    fit = NeuronRegression.of(setup(24)[0], moments, 24, has_bias=True, doubt=regression.DOUBT)
+    costs = fit.removal_costs()
+    assert costs.isfinite().all()
+    assert refit_errors(fit, by_cost(costs), (0, 1, 12), moments) == {0: 0.0, 1: 0.0, 12: 0.0}
 
 
 def moments_of(outputs):

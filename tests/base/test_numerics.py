@@ -1,0 +1,30 @@
+"""Systems with symmetric positive definite matrices are solved in the memory of the matrix."""
+
+import pytest
+import torch
+
+from collab_heads.base.numerics import cholesky_, solve_positive
+
+ROUNDING = 1e-9  # float64; differences seen: 1e-13
+
+
+def positive(size: int) -> torch.Tensor:
+    rows = torch.randn(2 * size + 1, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return rows.mT @ rows / len(rows)
+
+
+@pytest.mark.parametrize("size", (0, 1, 7, 60))
+def test_a_factor_takes_the_place_of_its_matrix(size):
+    matrix = positive(size)
+    expected, place = torch.linalg.cholesky(matrix), matrix.data_ptr()
+    factor = cholesky_(matrix)
+    assert factor.data_ptr() == place
+    torch.testing.assert_close(factor, expected, rtol=ROUNDING, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("size", (1, 7, 60))
+def test_a_solution_is_that_of_the_inverse(size):
+    matrix, right = positive(size), torch.randn(size, 3, dtype=torch.float64)
+    expected = torch.linalg.inv(matrix) @ right
+    torch.testing.assert_close(solve_positive(matrix, right), expected, rtol=ROUNDING, atol=ROUNDING)
+    assert solve_positive(torch.ones(0, 0), torch.ones(0, 3)).shape == (0, 3)
