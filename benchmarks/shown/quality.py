@@ -113,6 +113,14 @@ def layer_peers() -> str:
 
 
 plain(
+    "encoder_peers",
+    "encoder_peers",
+    {"budget": "", "method": "", "operations": ".3f", "Spearman": ("score", ".2f")}
+    | LOST
+    | ELSEWHERE
+    | {"seconds": ("cpu_seconds", ".0f")},
+)
+plain(
     "calibration",
     "calibration",
     {"sentences of": ("kind", ""), "number": ("sentences", ""), "layers": ("budget", ""), "error": ".3f"}
