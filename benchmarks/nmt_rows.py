@@ -83,6 +83,8 @@ def rows_of(
             row |= differences(counts, of[rows[0][part]])
         if name.startswith("per_head") and (sharing := of.get(name.replace("per_head", "shared"))):  # of that width
             row["shared over it"] = differences(sharing, counts)
+        if learned := of.get(name.replace("importance", "learned")) if "importance" in name else None:
+            row["over learned"] = differences(counts, learned)
         some = results[min(results)]
         stages = some["stages"]
         row["before"] = next((stages[s]["bleu"] for s in ("swapped", "loaded") if s in stages), None)

@@ -10,7 +10,11 @@ from shown.records import row, rows_of, stored
 
 def against_first(name: str, key: str, value: str, part: str = "") -> str:
     """Return the difference of a row to the first row of its table, with its interval."""
-    found = row(name, part, **{key: value})
+    return against(row(name, part, **{key: value}))
+
+
+def against(found: Mapping) -> str:
+    """Return a difference with its interval."""
     return f"{found['difference']:+.2f} BLEU ({found['95 %']})"
 
 

@@ -8,6 +8,19 @@ from shown.records import stored
 ROLE_COUNTS = {"encoder / decoder / cross": ("enc/dec/cross", "")}
 plain("nmt_heads", "nmt_heads", {"heads": "", "kept": ""} | ROLE_COUNTS | BLEU | DIFFERENCE | PARAMETERS)
 plain("nmt_heads_both", "nmt_heads_both", {"heads": "", "kept": ""} | ROLE_COUNTS | CONTINUED)
+
+
+@made
+def nmt_patient_both() -> str:
+    """Return the rows that were trained five times as long."""
+    rows = []
+    for row in stored("nmt_patient_both")["rows"]:
+        over = row.get("over learned")
+        rows.append(row | ({"over": f"{over['difference']:+.2f} ({over['95 %']})"} if over else {}))
+    columns = {"heads": ("patient", ""), "kept": ""} | ROLE_COUNTS | CONTINUED
+    return shown(rows, columns | {"over as many learned ones": ("over", "")})
+
+
 plain("nmt_mixing_both", "nmt_mixing_both", {"continued": ("mixing", "")} | CONTINUED)
 plain("nmt_risk_both", "nmt_risk_both", {"trained on": ("risk", "")} | CONTINUED)
 plain("nmt_born_both", "nmt_born_both", {"from scratch": ("born", "")} | CONTINUED)
