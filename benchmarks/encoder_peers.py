@@ -5,8 +5,8 @@ PYTHONPATH=SITE python benchmarks/encoder_peers.py --table
 
 Only methods that need no labels can take part: of those of `layer_peers.py`, which says what SITE is, K-prune, GRAIL
 and the magnitude of weights. K-prune's prediction is the vector of a sentence, its divergence the squared distance. A
-draw is 2,048 sentences of STS-B and MRPC train; distillation sees 10,000. Scores are those of `compression.py`: STS-B
-dev, which resembles the draws, and SST-2 and retrieval in RTE, which do not. Rows are kept as they come, in
+draw is 2,048 sentences of STS-B and MRPC train. Nothing is trained. Scores are those of `compression.py`: STS-B dev,
+which resembles the draws, and SST-2 and retrieval in RTE, which do not. Rows are kept as they come, in
 WORK/encoder_peers.jsonl, and not repeated.
 """
 
@@ -32,14 +32,8 @@ ENCODER_METHODS: dict[str, Callable] = {
     "GRAIL": reconstructed,
     "K-prune": functools.partial(k_pruned, prediction=Prediction(embeddings, distance)),
     "compress": METHODS["compress"],
-    "compress, distilled on all texts": METHODS["compress, distilled on all texts"],
 }
 ONCE = ("Torch-Pruning, magnitude",)  # methods that do not look at data
-
-
-def draw_of(task: SentenceEncoder, number: int) -> Draw:
-    """Return a draw of sentences."""
-    return Draw(number, task.batches(number, EXAMPLES), lambda: task.unlabelled(number))
 
 
 def measure(store: RowStore, methods: Sequence[str], draws: Sequence[int]) -> None:
@@ -49,7 +43,7 @@ def measure(store: RowStore, methods: Sequence[str], draws: Sequence[int]) -> No
     if key(original) not in done:
         store.add(original | task.scores(task.load()))
     for number in draws:
-        draw = draw_of(task, number)
+        draw = Draw(number, task.batches(number, EXAMPLES))
         for name in methods:
             for budget in BUDGETS if not number or name not in ONCE else ():
                 row = {"method": name, "budget": budget, "draw": number}

@@ -52,7 +52,7 @@ def distance(vectors: Tensor, wanted: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model predicts, and how far that is from the original's.
+    """Computes the prediction of a model, and its distance from the original's.
 
     Attributes:
         of: computes it from the model, the output of its last layer and the real tokens.

@@ -93,9 +93,9 @@ def refit_errors(
     products = weight @ seen.outer / seen.count
     square = float((products * weight).sum())
     variance = square - float((weight @ mean).square().sum())
-    least = ROUNDING * torch.finfo(torch.float64).eps * square  # less is that of a constant output
+    least = ROUNDING * torch.finfo(torch.float64).eps * square  # a smaller variance is that of a constant output
     second = block_of(seen.outer, order).div_(seen.count)
-    del seen  # as large
+    del seen  # its matrix is as large as `second`
     factor = cholesky_(regression.ridged(order))
     half = torch.linalg.solve_triangular(factor, regression.right(order).mT, upper=False)
     errors = {}
