@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from collab_heads.model.saving import HOOKS
 from families import FAMILIES, cannot_share, each, is_left_to_slow
 
-pytest_plugins = ("slow_share",)
+pytest_plugins = ("slow_share", "unaligned")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from compressing import batches_of
-from model_runs import output
+from model_runs import aligned, output
 from pages import PAGES, run, tables_restored
 
 from collab_heads import compress, plan
@@ -36,7 +36,7 @@ def test_its_budget_is_kept_and_the_result_loads_again(name, tmp_path):
     assert report.costs["parameters"].share <= 0.6
     assert "even heads" in str(report) and f"{PART}_after" in json.dumps(report.to_dict())
     model.save_pretrained(tmp_path / "saved")
-    loaded = type(model).from_pretrained(tmp_path / "saved").eval()
+    loaded = aligned(type(model).from_pretrained(tmp_path / "saved").eval())
     assert torch.equal(output(loaded, family.inputs()), output(model.eval(), family.inputs()))
 
 

@@ -7,7 +7,7 @@ import torch
 from huggingface_hub import ModelCard
 from known_heads import word_pieces
 from load_without_package import refusal
-from model_runs import output, swap
+from model_runs import aligned, output, swap
 from transformers import BertForSequenceClassification, Trainer, TrainingArguments, pipeline
 
 from collab_heads import fold_heads, prune_heads
@@ -90,7 +90,7 @@ def test_adapters_on_a_changed_base(model, tmp_path, request):
     adapted = peft.get_peft_model(base, peft.LoraConfig(task_type="SEQ_CLS", target_modules=["dense"]))
     adapted.save_pretrained(tmp_path / "adapter")
     again = peft.AutoPeftModelForSequenceClassification.from_pretrained(tmp_path / "adapter").eval()
-    assert torch.equal(output(again, INPUTS), output(adapted.eval(), INPUTS))
+    assert torch.equal(output(aligned(again), INPUTS), output(aligned(adapted.eval()), INPUTS))
     adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
     assert_marked(tmp_path / "merged")
     request.getfixturevalue("without_hooks")
@@ -112,5 +112,5 @@ def test_a_folded_model_needs_nothing(tmp_path, request):
     fold_heads(model)
     model.save_pretrained(tmp_path)
     request.getfixturevalue("without_hooks")
-    again = BertForSequenceClassification.from_pretrained(tmp_path).eval()
+    again = aligned(BertForSequenceClassification.from_pretrained(tmp_path).eval())
     assert torch.equal(output(again, INPUTS), output(model, INPUTS))

@@ -117,8 +117,8 @@ def export(
         >>> model = BertModel(BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4))
         >>> with tempfile.TemporaryDirectory() as place:
         ...     report = export(model, place + "/stock", to="transformers")
-        >>> report.difference
-        0.0
+        >>> report.difference < 1e-6  # the weights are the same; products of loaded ones may round otherwise
+        True
 
     Args:
         model: the model, on the processor.

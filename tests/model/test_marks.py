@@ -9,7 +9,7 @@ import transformers
 from known_heads import word_pieces
 from load_without_package import refusal
 from model_configs import bert_config
-from model_runs import output
+from model_runs import aligned, output
 from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
@@ -107,7 +107,9 @@ def test_older_checkpoints_load(gated, tmp_path):
     config = stored(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k not in (WEIGHTS, CODE)}))
     again = BertForSequenceClassification.from_pretrained(tmp_path)
-    assert torch.equal(output(again.eval(), FAMILIES["bert"].inputs()), output(gated, FAMILIES["bert"].inputs()))
+    assert torch.equal(
+        output(aligned(again.eval()), FAMILIES["bert"].inputs()), output(gated, FAMILIES["bert"].inputs())
+    )
 
 
 def test_a_file_of_weights_that_a_config_names_is_read(tmp_path):
@@ -150,7 +152,7 @@ def test_trusted_models_are_those_of_transformers(gated, tmp_path):
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path, trust_remote_code=True)
     assert type(model) is BertForSequenceClassification and model._auto_class is None
     inputs = FAMILIES["bert"].inputs()
-    assert torch.equal(output(model.eval(), inputs), output(gated, inputs))
+    assert torch.equal(output(aligned(model.eval()), inputs), output(gated, inputs))
     fresh = AutoModel.from_config(AutoConfig.from_pretrained(tmp_path), trust_remote_code=True)
     assert type(fresh) is BertModel and hasattr(fresh.config, "collab_heads")
 

@@ -67,7 +67,7 @@ def check_saved(model, folder, recorded, inputs=INPUTS):
     assert not info["missing_keys"] and not info["unexpected_keys"]
     assert again.state_dict().keys() == model.state_dict().keys()
     assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())
-    assert torch.equal(output(aligned(again.eval()), inputs), output(model, inputs))
+    assert torch.equal(output(aligned(again.eval()), inputs), output(aligned(model), inputs))
     return again
 
 
@@ -306,7 +306,7 @@ def test_a_base_of_another_name(tmp_path):
     narrow(model.first_tower)
     for folder in (tmp_path / "once", tmp_path / "twice"):  # what was loaded is saved again
         model.save_pretrained(folder)
-        again = Named.from_pretrained(folder).eval()
+        again = aligned(Named.from_pretrained(folder).eval())
         assert torch.equal(again(**INPUTS)[0], model(**INPUTS)[0])
         model = again
 
@@ -331,7 +331,7 @@ def test_two_models_that_one_config_builds(tmp_path):
     assert not any(tmp_path.iterdir())
     narrow(model.second_tower)
     model.save_pretrained(tmp_path)
-    again = Pair.from_pretrained(tmp_path).eval()
+    again = aligned(Pair.from_pretrained(tmp_path).eval())
     assert torch.equal(again.second_tower(**INPUTS)[0], model.second_tower(**INPUTS)[0])
 
 
@@ -358,5 +358,5 @@ def test_a_teacher_that_was_given_to_a_student(tmp_path):
     narrow(student)
     assert not hasattr(teacher.config, FIELD)
     student.save_pretrained(tmp_path)
-    again = BertForSequenceClassification.from_pretrained(tmp_path).eval()
+    again = aligned(BertForSequenceClassification.from_pretrained(tmp_path).eval())
     assert torch.equal(again(**INPUTS).logits, student(**INPUTS).logits)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from model_runs import aligned
 from tokenizers_made import FEW, MADE, TEXTS, fast, marian, pairs
 from transformers import (
     AutoModel,
@@ -77,7 +78,8 @@ def test_kept_texts_give_the_same_and_nothing_becomes_unknown(name, tmp_path):
     assert model.config.vocab_size == len(report.tokenizer) == model.embeddings.word_embeddings.num_embeddings
     model.save_pretrained(tmp_path / "out")
     report.tokenizer.save_pretrained(tmp_path / "out")
-    loaded, stored = BertModel.from_pretrained(tmp_path / "out").eval(), AutoTokenizer.from_pretrained(tmp_path / "out")
+    stored = AutoTokenizer.from_pretrained(tmp_path / "out")
+    loaded = aligned(BertModel.from_pretrained(tmp_path / "out").eval())
     assert stored.get_vocab() == report.tokenizer.get_vocab()
     assert torch.equal(states(loaded, stored, FEW), expected)
 
@@ -188,7 +190,7 @@ def test_marian(kind, separate, tmp_path):
     model.save_pretrained(tmp_path / "out")
     made.save_pretrained(tmp_path / "out")
     stored = AutoTokenizer.from_pretrained(tmp_path / "out")
-    loaded = MarianMTModel.from_pretrained(tmp_path / "out").eval()
+    loaded = aligned(MarianMTModel.from_pretrained(tmp_path / "out").eval())
     assert torch.equal(logits(loaded, stored), logits(model, made))
     if not separate:  # else it decodes what the decoder wrote
         assert stored.decode(stored(FEW[0])["input_ids"], skip_special_tokens=True) == FEW[0]
@@ -242,7 +244,7 @@ def test_compressed_models_are_trimmed_before_or_after(tmp_path):
     def batches(tokenizer):
         return [dict(tokenizer(FEW, padding=True, return_tensors="pt", return_token_type_ids=False))]
 
-    first, second = (BertModel.from_pretrained(tmp_path / "source").eval() for _ in range(2))
+    first, second = (aligned(BertModel.from_pretrained(tmp_path / "source").eval()) for _ in range(2))
     compress(first, batches(tokenizer), 0.6, refine_steps=0)
     made = trim_vocabulary(first, tokenizer, FEW).tokenizer
     trim_vocabulary(second, tokenizer, FEW)
@@ -250,7 +252,7 @@ def test_compressed_models_are_trimmed_before_or_after(tmp_path):
     assert torch.allclose(states(first, made, FEW), states(second, made, FEW), atol=1e-4)  # two fits, summed alike
     first.save_pretrained(tmp_path / "out")
     assert not (tmp_path / "out" / "tokenizer.json").exists()  # that of the source has other ids
-    loaded = BertModel.from_pretrained(tmp_path / "out").eval()
+    loaded = aligned(BertModel.from_pretrained(tmp_path / "out").eval())
     assert torch.equal(states(loaded, made, FEW), states(first, made, FEW))
     assert f"to {len(made)} tokens" in (tmp_path / "out" / "README.md").read_text()
     facts = facts_of_model(str(tmp_path / "out"), loaded.config)
@@ -363,4 +365,5 @@ def test_an_encoder_and_a_decoder_of_one_vocabulary_put_together(tmp_path):
     found = logits(model, report.tokenizer)
     torch.testing.assert_close(found, logits(original, tokenizer)[..., ids], rtol=ROUNDING, atol=ROUNDING)
     model.save_pretrained(tmp_path)
-    assert torch.equal(logits(EncoderDecoderModel.from_pretrained(tmp_path).eval(), report.tokenizer), found)
+    loaded = aligned(EncoderDecoderModel.from_pretrained(tmp_path).eval())
+    assert torch.equal(logits(loaded, report.tokenizer), found)
