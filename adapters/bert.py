@@ -1,7 +1,4 @@
-"""BERT and its siblings: self-attention of encoders and decoders, and cross-attention.
-
-Every sibling has its own attention classes, which compute the same.
-"""
+"""BERT and its siblings: self-attention of encoders and decoders, and cross-attention."""
 
 from torch import nn
 from transformers.models.bert import modeling_bert
@@ -14,7 +11,7 @@ from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.ctranslate2_form import CTranslate2Form
 from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
-from collab_heads.layers.attention import attend, cached_key_value, takes_cache
+from collab_heads.layers.attention import attend, cached_key_value, replacing, takes_cache
 
 FEED_FORWARD = FeedForwardNames(
     r"encoder\.layer\.\d+", ("intermediate.dense",), "output.dense", "intermediate.intermediate_act_fn"
@@ -35,76 +32,6 @@ def cross_attention(self, hidden_states, encoder_hidden_states=None, attention_m
     return attend(self, hidden_states, key, value, attention_mask, eager=self.eager, dropout=self.dropout.p, **kwargs)
 
 
-class CollaborativeBertSelfAttention(modeling_bert.BertSelfAttention):
-    """`BertSelfAttention` with a collaborative query/key projection."""
-
-    eager = staticmethod(modeling_bert.eager_attention_forward)
-    forward = self_attention
-
-
-class CollaborativeBertCrossAttention(modeling_bert.BertCrossAttention):
-    """`BertCrossAttention` with a collaborative query/key projection."""
-
-    eager = staticmethod(modeling_bert.eager_attention_forward)
-    forward = cross_attention
-
-
-class CollaborativeRobertaSelfAttention(modeling_roberta.RobertaSelfAttention):
-    """`RobertaSelfAttention` with a collaborative query/key projection."""
-
-    eager = staticmethod(modeling_roberta.eager_attention_forward)
-    forward = self_attention
-
-
-class CollaborativeRobertaCrossAttention(modeling_roberta.RobertaCrossAttention):
-    """`RobertaCrossAttention` with a collaborative query/key projection."""
-
-    eager = staticmethod(modeling_roberta.eager_attention_forward)
-    forward = cross_attention
-
-
-class CollaborativeXLMRobertaSelfAttention(modeling_xlm_roberta.XLMRobertaSelfAttention):
-    """`XLMRobertaSelfAttention` with a collaborative query/key projection."""
-
-    eager = staticmethod(modeling_xlm_roberta.eager_attention_forward)
-    forward = self_attention
-
-
-class CollaborativeXLMRobertaCrossAttention(modeling_xlm_roberta.XLMRobertaCrossAttention):
-    """`XLMRobertaCrossAttention` with a collaborative query/key projection."""
-
-    eager = staticmethod(modeling_xlm_roberta.eager_attention_forward)
-    forward = cross_attention
-
-
-class CollaborativeCamembertSelfAttention(modeling_camembert.CamembertSelfAttention):
-    """`CamembertSelfAttention` with a collaborative query/key projection."""
-
-    eager = staticmethod(modeling_camembert.eager_attention_forward)
-    forward = self_attention
-
-
-class CollaborativeCamembertCrossAttention(modeling_camembert.CamembertCrossAttention):
-    """`CamembertCrossAttention` with a collaborative query/key projection."""
-
-    eager = staticmethod(modeling_camembert.eager_attention_forward)
-    forward = cross_attention
-
-
-class CollaborativeElectraSelfAttention(modeling_electra.ElectraSelfAttention):
-    """`ElectraSelfAttention` with a collaborative query/key projection."""
-
-    eager = staticmethod(modeling_electra.eager_attention_forward)
-    forward = self_attention
-
-
-class CollaborativeElectraCrossAttention(modeling_electra.ElectraCrossAttention):
-    """`ElectraCrossAttention` with a collaborative query/key projection."""
-
-    eager = staticmethod(modeling_electra.eager_attention_forward)
-    forward = cross_attention
-
-
 @register
 class BertAdapter(AttentionAdapter):
     """An adapter for BERT, RoBERTa, XLM-RoBERTa, CamemBERT and ELECTRA, as encoders or as decoders."""
@@ -114,18 +41,21 @@ class BertAdapter(AttentionAdapter):
         r"encoder\.layer\.(\d+)\.attention\.self": "enc-self",
         r"encoder\.layer\.(\d+)\.crossattention\.self": "dec-enc",
     }
-    replacements = {
-        modeling_bert.BertSelfAttention: CollaborativeBertSelfAttention,
-        modeling_bert.BertCrossAttention: CollaborativeBertCrossAttention,
-        modeling_roberta.RobertaSelfAttention: CollaborativeRobertaSelfAttention,
-        modeling_roberta.RobertaCrossAttention: CollaborativeRobertaCrossAttention,
-        modeling_xlm_roberta.XLMRobertaSelfAttention: CollaborativeXLMRobertaSelfAttention,
-        modeling_xlm_roberta.XLMRobertaCrossAttention: CollaborativeXLMRobertaCrossAttention,
-        modeling_camembert.CamembertSelfAttention: CollaborativeCamembertSelfAttention,
-        modeling_camembert.CamembertCrossAttention: CollaborativeCamembertCrossAttention,
-        modeling_electra.ElectraSelfAttention: CollaborativeElectraSelfAttention,
-        modeling_electra.ElectraCrossAttention: CollaborativeElectraCrossAttention,
-    }
+    replacements = replacing(
+        self_attention,
+        modeling_bert.BertSelfAttention,
+        modeling_roberta.RobertaSelfAttention,
+        modeling_xlm_roberta.XLMRobertaSelfAttention,
+        modeling_camembert.CamembertSelfAttention,
+        modeling_electra.ElectraSelfAttention,
+    ) | replacing(
+        cross_attention,
+        modeling_bert.BertCrossAttention,
+        modeling_roberta.RobertaCrossAttention,
+        modeling_xlm_roberta.XLMRobertaCrossAttention,
+        modeling_camembert.CamembertCrossAttention,
+        modeling_electra.ElectraCrossAttention,
+    )
 
     width = "all_head_size"
     feed_forwards = (FEED_FORWARD,)

@@ -6,13 +6,7 @@ from collab_heads.adapters.marian import attention  # type: ignore[import-untype
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
-
-
-class CollaborativeBioGptAttention(modeling_biogpt.BioGptAttention):
-    """`BioGptAttention` with a collaborative query/key projection."""
-
-    eager = staticmethod(modeling_biogpt.eager_attention_forward)
-    forward = attention
+from collab_heads.layers.attention import replacing
 
 
 @register
@@ -21,7 +15,7 @@ class BioGptAdapter(AttentionAdapter):
 
     model_types = ("biogpt",)
     paths = {r"layers\.(\d+)\.self_attn": "dec-self"}
-    replacements = {modeling_biogpt.BioGptAttention: CollaborativeBioGptAttention}
+    replacements = replacing(attention, modeling_biogpt.BioGptAttention)
     query, key, value, output, heads = "q_proj", "k_proj", "v_proj", "out_proj", "num_heads"
     roles = ("dec-self",)
     feed_forwards = (FeedForwardNames(r"layers\.\d+", ("fc1",), "fc2", "activation_fn"),)

@@ -12,7 +12,7 @@ from transformers.models.siglip import modeling_siglip
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
-from collab_heads.layers.attention import attend, cached_key_value
+from collab_heads.layers.attention import attend, cached_key_value, replacing
 from collab_heads.sites.site import AttentionSite, Role
 
 
@@ -23,20 +23,6 @@ def attention(self, hidden_states, attention_mask=None, **kwargs):
         self, hidden_states, key, value, attention_mask, eager=self.eager, dropout=self.dropout, **kwargs
     )
     return self.out_proj(output), weights
-
-
-class CollaborativeCLIPAttention(modeling_clip.CLIPAttention):
-    """`CLIPAttention` with a collaborative query/key projection."""
-
-    eager = staticmethod(modeling_clip.eager_attention_forward)
-    forward = attention
-
-
-class CollaborativeSiglipAttention(modeling_siglip.SiglipAttention):
-    """`SiglipAttention` with a collaborative query/key projection."""
-
-    eager = staticmethod(modeling_siglip.eager_attention_forward)
-    forward = attention
 
 
 # The model type of a stack's config -> the name of the stack, by its inputs.
@@ -54,10 +40,7 @@ class CLIPAdapter(AttentionAdapter):
 
     model_types = ("clip", "siglip", *STACKS)
     paths = {r"(?:(?:text|vision)_model\.)?encoder\.layers\.(\d+)\.self_attn": "enc-self"}
-    replacements = {
-        modeling_clip.CLIPAttention: CollaborativeCLIPAttention,
-        modeling_siglip.SiglipAttention: CollaborativeSiglipAttention,
-    }
+    replacements = replacing(attention, modeling_clip.CLIPAttention, modeling_siglip.SiglipAttention)
     query, key, value, output, heads = "q_proj", "k_proj", "v_proj", "out_proj", "num_heads"
     roles = ("enc-self", "dec-self")
     feed_forwards = (

@@ -2,15 +2,10 @@
 
 from transformers.models.gemma3 import modeling_gemma3
 
-from collab_heads.adapters.llama import LlamaLayout, RotaryAttention  # type: ignore[import-untyped]
+from collab_heads.adapters.llama import LlamaLayout, attention, window  # type: ignore[import-untyped]
 from collab_heads.contract.registry import register
 from collab_heads.contract.special_adapters import NormedRotaryAdapter
-
-
-class RotaryGemma3Attention(RotaryAttention, modeling_gemma3.Gemma3Attention):
-    """`Gemma3Attention` with any key heads or narrower values."""
-
-    stock = modeling_gemma3
+from collab_heads.layers.attention import replacing
 
 
 @register
@@ -18,7 +13,7 @@ class Gemma3Adapter(NormedRotaryAdapter, LlamaLayout):
     """An adapter for the text model of Gemma 3, as a decoder, or as an encoder of embeddings."""
 
     model_types = ("gemma3_text",)
-    replacements = {modeling_gemma3.Gemma3Attention: RotaryGemma3Attention}
+    replacements = replacing(attention, modeling_gemma3.Gemma3Attention, prefix="Rotary", window=window)
     rms_norms = (modeling_gemma3.Gemma3RMSNorm,)
     gated = {modeling_gemma3.Gemma3MLP: "act_fn"}
     roles = ("dec-self", "enc-self")

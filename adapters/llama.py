@@ -2,10 +2,8 @@
 
 Rotations come between projection and score, so heads cannot share one query/key projection here. Everything else works.
 Where the stock forward cannot run the heads that are left (narrower heads, key heads used by unequal numbers of heads),
-`RotaryAttention` does.
+`attention` does.
 """
-
-from typing import Any
 
 from torch import nn
 from transformers.models.llama import modeling_llama
@@ -15,7 +13,7 @@ from transformers.models.qwen2 import modeling_qwen2
 from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
 from collab_heads.contract.special_adapters import RotaryAdapter
-from collab_heads.layers.attention import takes_cache
+from collab_heads.layers.attention import replacing, takes_cache
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.layers.removed import is_empty
 from collab_heads.layers.rotary_attention import rotary_attention
@@ -24,59 +22,34 @@ from collab_heads.sites.site import group_size
 NORMS = ("q_norm", "k_norm")  # norms of the queries and keys of each head, where the family has them
 
 
-class RotaryAttention:
-    """Attention with narrower heads or any key heads; `stock` is the transformers module of the stock class."""
-
-    stock: Any
-    q_norm: Any
-    k_norm: Any
-    v_proj: Any
-    o_proj: Any
-    attention_dropout: Any
-
-    @takes_cache
-    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, cache=None, **kwargs):
-        output, weights = rotary_attention(
-            self,
-            self.v_proj,
-            hidden_states,
-            attention_mask,
-            cache,
-            positions=position_embeddings,
-            rotate=self.stock.apply_rotary_pos_emb,
-            norms=(self.q_norm, self.k_norm) if hasattr(self, "q_norm") else None,
-            eager=self.stock.eager_attention_forward,
-            dropout=self.attention_dropout,
-            **self.window(),
-            **kwargs,
-        )
-        return self.o_proj(output), weights
-
-    def window(self):
-        """Return the arguments that the stock forward passes to the backend for a sliding window."""
-        return {"sliding_window": self.sliding_window} if hasattr(self, "sliding_window") else {}
+@takes_cache
+def attention(self, hidden_states, position_embeddings=None, attention_mask=None, cache=None, **kwargs):
+    """Attend with narrower heads or any key heads, as `forward` of all classes, with the stock signature."""
+    output, weights = rotary_attention(
+        self,
+        self.v_proj,
+        hidden_states,
+        attention_mask,
+        cache,
+        positions=position_embeddings,
+        rotate=self.home.apply_rotary_pos_emb,
+        norms=(self.q_norm, self.k_norm) if hasattr(self, "q_norm") else None,
+        eager=self.eager,
+        dropout=self.attention_dropout,
+        **(self.window() if hasattr(self, "window") else {}),
+        **kwargs,
+    )
+    return self.o_proj(output), weights
 
 
-class RotaryLlamaAttention(RotaryAttention, modeling_llama.LlamaAttention):
-    """`LlamaAttention` with narrower heads or any key heads."""
-
-    stock = modeling_llama
-
-
-class RotaryMistralAttention(RotaryAttention, modeling_mistral.MistralAttention):
-    """`MistralAttention` with narrower heads or any key heads."""
-
-    stock = modeling_mistral
-
-    def window(self):
-        """Return the sliding window of the config, one for all layers."""
-        return {"sliding_window": getattr(self.config, "sliding_window", None)}
+def window(self):
+    """Return the argument of the backend for the sliding window that the module names."""
+    return {"sliding_window": self.sliding_window}
 
 
-class RotaryQwen2Attention(RotaryAttention, modeling_qwen2.Qwen2Attention):
-    """`Qwen2Attention` with narrower heads or any key heads."""
-
-    stock = modeling_qwen2
+def window_of_config(self):
+    """Return the argument of the backend for the sliding window of the config, one for all layers."""
+    return {"sliding_window": getattr(self.config, "sliding_window", None)}
 
 
 class LlamaLayout(RotaryAdapter):
@@ -138,10 +111,10 @@ class LlamaAdapter(LlamaLayout):
     """An adapter for Llama, Mistral and Qwen2."""
 
     model_types = ("llama", "mistral", "qwen2")
-    replacements = {
-        modeling_llama.LlamaAttention: RotaryLlamaAttention,
-        modeling_mistral.MistralAttention: RotaryMistralAttention,
-        modeling_qwen2.Qwen2Attention: RotaryQwen2Attention,
-    }
+    replacements = (
+        replacing(attention, modeling_llama.LlamaAttention, prefix="Rotary")
+        | replacing(attention, modeling_mistral.MistralAttention, prefix="Rotary", window=window_of_config)
+        | replacing(attention, modeling_qwen2.Qwen2Attention, prefix="Rotary", window=window)
+    )
     rms_norms = (modeling_llama.LlamaRMSNorm, modeling_mistral.MistralRMSNorm, modeling_qwen2.Qwen2RMSNorm)
     gated = dict.fromkeys((modeling_llama.LlamaMLP, modeling_mistral.MistralMLP, modeling_qwen2.Qwen2MLP), "act_fn")

@@ -14,7 +14,7 @@ from collab_heads.contract.blueprints import Blueprint, VocabularyForm
 from collab_heads.contract.ctranslate2_form import CTranslate2Form
 from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
-from collab_heads.layers.attention import attend, cached_key_value, takes_cache
+from collab_heads.layers.attention import attend, cached_key_value, replacing, takes_cache
 
 STACKS = ("encoder_attention_heads", "decoder_attention_heads")
 NEVER = -1e9  # added to the logit of a padding that the converter does not leave out
@@ -30,41 +30,6 @@ def attention(self, hidden_states, key_value_states=None, cache=None, attention_
         self, hidden_states, key, value, attention_mask, eager=self.eager, dropout=self.dropout, **kwargs
     )
     return self.out_proj(output), weights
-
-
-class CollaborativeBartAttention(modeling_bart.BartAttention):
-    """`BartAttention` with a collaborative query/key projection."""
-
-    eager = staticmethod(modeling_bart.eager_attention_forward)
-    forward = attention
-
-
-class CollaborativeM2M100Attention(modeling_m2m_100.M2M100Attention):
-    """`M2M100Attention` with a collaborative query/key projection."""
-
-    eager = staticmethod(modeling_m2m_100.eager_attention_forward)
-    forward = attention
-
-
-class CollaborativeMBartAttention(modeling_mbart.MBartAttention):
-    """`MBartAttention` with a collaborative query/key projection."""
-
-    eager = staticmethod(modeling_mbart.eager_attention_forward)
-    forward = attention
-
-
-class CollaborativeMarianAttention(modeling_marian.MarianAttention):
-    """`MarianAttention` with a collaborative query/key projection."""
-
-    eager = staticmethod(modeling_marian.eager_attention_forward)
-    forward = attention
-
-
-class CollaborativePegasusAttention(modeling_pegasus.PegasusAttention):
-    """`PegasusAttention` with a collaborative query/key projection."""
-
-    eager = staticmethod(modeling_pegasus.eager_attention_forward)
-    forward = attention
 
 
 class MarianForm(CTranslate2Form):
@@ -127,13 +92,14 @@ class MarianAdapter(AttentionAdapter):
         r"decoder\.layers\.(\d+)\.self_attn": "dec-self",
         r"decoder\.layers\.(\d+)\.encoder_attn": "dec-enc",
     }
-    replacements = {
-        modeling_bart.BartAttention: CollaborativeBartAttention,
-        modeling_m2m_100.M2M100Attention: CollaborativeM2M100Attention,
-        modeling_mbart.MBartAttention: CollaborativeMBartAttention,
-        modeling_marian.MarianAttention: CollaborativeMarianAttention,
-        modeling_pegasus.PegasusAttention: CollaborativePegasusAttention,
-    }
+    replacements = replacing(
+        attention,
+        modeling_bart.BartAttention,
+        modeling_m2m_100.M2M100Attention,
+        modeling_mbart.MBartAttention,
+        modeling_marian.MarianAttention,
+        modeling_pegasus.PegasusAttention,
+    )
     blueprints = {
         "marian": Blueprint(
             sizes={

@@ -2,15 +2,10 @@
 
 from transformers.models.qwen3 import modeling_qwen3
 
-from collab_heads.adapters.llama import LlamaLayout, RotaryAttention  # type: ignore[import-untyped]
+from collab_heads.adapters.llama import LlamaLayout, attention, window  # type: ignore[import-untyped]
 from collab_heads.contract.registry import register
 from collab_heads.contract.special_adapters import NormedRotaryAdapter
-
-
-class RotaryQwen3Attention(RotaryAttention, modeling_qwen3.Qwen3Attention):
-    """`Qwen3Attention` with any key heads or narrower values."""
-
-    stock = modeling_qwen3
+from collab_heads.layers.attention import replacing
 
 
 @register
@@ -18,6 +13,6 @@ class Qwen3Adapter(NormedRotaryAdapter, LlamaLayout):
     """An adapter for Qwen3."""
 
     model_types = ("qwen3",)
-    replacements = {modeling_qwen3.Qwen3Attention: RotaryQwen3Attention}
+    replacements = replacing(attention, modeling_qwen3.Qwen3Attention, prefix="Rotary", window=window)
     rms_norms = (modeling_qwen3.Qwen3RMSNorm,)
     gated = {modeling_qwen3.Qwen3MLP: "act_fn"}

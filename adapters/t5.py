@@ -13,9 +13,10 @@ from collab_heads.contract.blueprints import Blueprint, VocabularyForm
 from collab_heads.contract.ctranslate2_form import CTranslate2Form
 from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
-from collab_heads.layers.attention import attend, cached_key_value, takes_cache
+from collab_heads.layers.attention import attend, cached_key_value, replacing, takes_cache
 from collab_heads.layers.position_bias import kept_columns, note_kept_heads
 
+STOCK = modeling_mt5.MT5Attention, modeling_t5.T5Attention
 FEED_FORWARD = r"(?:en|de)coder\.block\.\d+\.layer\.\d+\.DenseReluDense"
 
 
@@ -77,36 +78,6 @@ def new_position_bias(module, hidden_states, key_length, past_length):
     return bias
 
 
-class CollaborativeMT5Attention(modeling_mt5.MT5Attention):
-    """`MT5Attention` with a collaborative query/key projection."""
-
-    stock = modeling_mt5.MT5Attention
-    eager = staticmethod(modeling_mt5.eager_attention_forward)
-    forward = attention
-
-
-class ShrunkMT5Attention(modeling_mt5.MT5Attention):
-    """`MT5Attention` with fewer heads."""
-
-    stock = modeling_mt5.MT5Attention
-    forward, compute_bias = shrunk_attention, shrunk_bias
-
-
-class CollaborativeT5Attention(modeling_t5.T5Attention):
-    """`T5Attention` with a collaborative query/key projection."""
-
-    stock = modeling_t5.T5Attention
-    eager = staticmethod(modeling_t5.eager_attention_forward)
-    forward = attention
-
-
-class ShrunkT5Attention(modeling_t5.T5Attention):
-    """`T5Attention` with fewer heads."""
-
-    stock = modeling_t5.T5Attention
-    forward, compute_bias = shrunk_attention, shrunk_bias
-
-
 class ScaledForm(CTranslate2Form):
     """T5 for CTranslate2's converter, which takes tied embeddings to mean that states are scaled before the logits."""
 
@@ -126,14 +97,8 @@ class T5Adapter(AttentionAdapter):
         r"decoder\.block\.(\d+)\.layer\.0\.SelfAttention": "dec-self",
         r"decoder\.block\.(\d+)\.layer\.1\.EncDecAttention": "dec-enc",
     }
-    replacements = {
-        modeling_mt5.MT5Attention: CollaborativeMT5Attention,
-        modeling_t5.T5Attention: CollaborativeT5Attention,
-    }
-    shrunk = {
-        modeling_mt5.MT5Attention: ShrunkMT5Attention,
-        modeling_t5.T5Attention: ShrunkT5Attention,
-    }
+    replacements = replacing(attention, *STOCK)
+    shrunk = replacing(shrunk_attention, *STOCK, prefix="Shrunk", compute_bias=shrunk_bias)
     blueprints = {
         "t5": Blueprint(
             sizes={

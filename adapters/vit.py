@@ -12,7 +12,7 @@ from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.blueprints import ImageBlueprint
 from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
-from collab_heads.layers.attention import attend, cached_key_value
+from collab_heads.layers.attention import attend, cached_key_value, replacing
 
 SIZES = {
     "d_model": ("hidden_size",),
@@ -35,27 +35,6 @@ def attention(self, hidden_states, attention_mask=None, **kwargs):
     return self.o_proj(output), weights
 
 
-class CollaborativeDeiTAttention(modeling_deit.DeiTAttention):
-    """`DeiTAttention` with a collaborative query/key projection."""
-
-    eager = staticmethod(modeling_deit.eager_attention_forward)
-    forward = attention
-
-
-class CollaborativeDinov2Attention(modeling_dinov2.Dinov2Attention):
-    """`Dinov2Attention` with a collaborative query/key projection."""
-
-    eager = staticmethod(modeling_dinov2.eager_attention_forward)
-    forward = attention
-
-
-class CollaborativeViTAttention(modeling_vit.ViTAttention):
-    """`ViTAttention` with a collaborative query/key projection."""
-
-    eager = staticmethod(modeling_vit.eager_attention_forward)
-    forward = attention
-
-
 # Before 5.21 transformers also matched the old name "attention.query" in "attention.query_key", which is ours.
 if version.parse(transformers.__version__) < version.parse("5.21"):
     for name in ("ViTModel", "DeiTModel"):
@@ -71,11 +50,9 @@ class ViTAdapter(AttentionAdapter):
 
     model_types = ("vit", "deit", "dinov2")
     paths = {r"layers\.(\d+)\.attention": "enc-self", r"encoder\.layer\.(\d+)\.attention": "enc-self"}
-    replacements = {
-        modeling_deit.DeiTAttention: CollaborativeDeiTAttention,
-        modeling_dinov2.Dinov2Attention: CollaborativeDinov2Attention,
-        modeling_vit.ViTAttention: CollaborativeViTAttention,
-    }
+    replacements = replacing(
+        attention, modeling_deit.DeiTAttention, modeling_dinov2.Dinov2Attention, modeling_vit.ViTAttention
+    )
     image_blueprints = {
         "vit": ImageBlueprint(SIZES | INNER, PROCESSOR),
         "deit": ImageBlueprint(SIZES | INNER, PROCESSOR),

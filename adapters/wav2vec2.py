@@ -11,7 +11,7 @@ from transformers.models.wav2vec2 import modeling_wav2vec2
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.registry import register
-from collab_heads.layers.attention import attend, cached_key_value
+from collab_heads.layers.attention import attend, cached_key_value, replacing
 
 
 def attention(self, hidden_states, key_value_states=None, attention_mask=None, output_attentions=False, **kwargs):
@@ -23,30 +23,13 @@ def attention(self, hidden_states, key_value_states=None, attention_mask=None, o
     return self.out_proj(output), weights
 
 
-class CollaborativeHubertAttention(modeling_hubert.HubertAttention):
-    """`HubertAttention` with a collaborative query/key projection."""
-
-    eager = staticmethod(modeling_hubert.eager_attention_forward)
-    forward = attention
-
-
-class CollaborativeWav2Vec2Attention(modeling_wav2vec2.Wav2Vec2Attention):
-    """`Wav2Vec2Attention` with a collaborative query/key projection."""
-
-    eager = staticmethod(modeling_wav2vec2.eager_attention_forward)
-    forward = attention
-
-
 @register
 class Wav2Vec2Adapter(AttentionAdapter):
     """An adapter for Wav2vec2 and HuBERT."""
 
     model_types = ("wav2vec2", "hubert")
     paths = {r"encoder\.layers\.(\d+)\.attention": "enc-self"}
-    replacements = {
-        modeling_hubert.HubertAttention: CollaborativeHubertAttention,
-        modeling_wav2vec2.Wav2Vec2Attention: CollaborativeWav2Vec2Attention,
-    }
+    replacements = replacing(attention, modeling_hubert.HubertAttention, modeling_wav2vec2.Wav2Vec2Attention)
     query, key, value, output, heads = "q_proj", "k_proj", "v_proj", "out_proj", "num_heads"
     roles = ("enc-self",)
     feed_forwards = (

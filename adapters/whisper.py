@@ -11,14 +11,8 @@ from collab_heads.adapters.marian import STACKS, MarianAdapter, attention  # typ
 from collab_heads.contract.blueprints import Blueprint
 from collab_heads.contract.ctranslate2_form import CTranslate2Form
 from collab_heads.contract.registry import get_adapter, head_numbers, register
+from collab_heads.layers.attention import replacing
 from collab_heads.sites.record import CollabConfig
-
-
-class CollaborativeWhisperAttention(modeling_whisper.WhisperAttention):
-    """`WhisperAttention` with a collaborative query/key projection, whose scale acts in the backend."""
-
-    eager = staticmethod(modeling_whisper.eager_attention_forward)
-    forward = attention
 
 
 class WhisperForm(CTranslate2Form):
@@ -68,7 +62,7 @@ class WhisperAdapter(MarianAdapter):
     """An adapter for Whisper: encoder-decoders, and their encoders and decoders alone."""
 
     model_types = ("whisper",)
-    replacements = {modeling_whisper.WhisperAttention: CollaborativeWhisperAttention}
+    replacements = replacing(attention, modeling_whisper.WhisperAttention)
     blueprints: ClassVar[Mapping[str, Blueprint]] = {}
     ctranslate2 = {"whisper": WhisperForm(head_entries=STACKS, transcriber="models.Whisper")}
 

@@ -9,6 +9,8 @@ d_v width of a value head, W = R + H rounded up to a multiple of 8.
 """
 
 import functools
+import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +49,34 @@ def takes_cache(forward: Callable) -> Callable:
         return forward(self, *args, **kwargs)
 
     return takes_either
+
+
+def replacing(
+    forward: Callable, *stock: type[nn.Module], prefix: str = "Collaborative", **members: Any
+) -> dict[type[nn.Module], type[nn.Module]]:
+    """Make a subclass with this `forward` for each of some stock attention classes, which are copies of each other.
+
+    A class has the name of its stock class behind a prefix. It is a global of the module of `forward`, so that models
+    pickle. Its `stock` is the stock class, its `home` the module of transformers that holds it, its `eager` the eager
+    attention there.
+
+    Args:
+        forward: of all classes, with the stock signature.
+        stock: the stock classes.
+        prefix: of the names.
+        members: other members of all classes.
+
+    Returns:
+        The stock class -> its subclass.
+    """
+    namespace = inspect.unwrap(forward).__globals__
+    made: dict[type[nn.Module], type[nn.Module]] = {}
+    for each in stock:
+        name, home = prefix + each.__name__, sys.modules[each.__module__]
+        own = {"stock": each, "home": home, "eager": staticmethod(vars(home)["eager_attention_forward"])}
+        about = {"__module__": namespace["__name__"], "__doc__": f"`{each.__name__}` as this package replaces it."}
+        made[each] = namespace[name] = type(name, (each,), {"forward": forward} | own | about | members)
+    return made
 
 
 def cached_key_value(
