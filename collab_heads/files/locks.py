@@ -47,6 +47,10 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=drop_inherited)
 
 
+class InUseError(OutputError):
+    """Raised if another process or thread is writing a folder."""
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep all others from writing a folder while the context is open.
@@ -54,7 +58,7 @@ def locked(folder: Path) -> Iterator[None]:
     The folder need not exist. The thread that has locked it may lock it again, and may write its partial folder.
 
     Raises:
-        OutputError: if another process or thread has locked it.
+        InUseError: if another process or thread has locked it.
         OSError: if the lock cannot be made.
     """
     folder = Path(os.path.realpath(folder.absolute().parent), folder.name)
@@ -113,7 +117,7 @@ def lock_at(path: Path, folder: Path) -> int:
         owner = ""
         with suppress(OSError):  # on Windows nobody else can read it
             owner = f" ({path.read_text(encoding='utf-8', errors='replace'):.200})"
-        raise OutputError(
+        raise InUseError(
             f"{folder} is in use by a run that is still going on{owner}: wait for its end, or choose another folder"
         ) from error
     if not OWNER.startswith(os.read(descriptor, len(OWNER))):

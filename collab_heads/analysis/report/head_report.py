@@ -136,11 +136,11 @@ class HeadReport(HeadMeasurements):
         Returns:
             The path of `report.html`.
         """
-        folder, figures = Path(folder), {} if missing("plots") else self.plot()
-        drawn = {name: (png_bytes(figure), svg_bytes(figure)) for name, figure in figures.items()}
-        shown = [each.name for each in pictures_in(self) if each.name in figures]
-        page = full_page(self, {name: (drawn[name][0], dark_png_bytes(figures[name])) for name in shown}, plan)
         with alone_in(folder):
+            folder, figures = Path(folder), {} if missing("plots") else self.plot()
+            drawn = {name: (png_bytes(figure), svg_bytes(figure)) for name, figure in figures.items()}
+            shown = [each.name for each in pictures_in(self) if each.name in figures]
+            page = full_page(self, {name: (drawn[name][0], dark_png_bytes(figures[name])) for name in shown}, plan)
             for name, drawings in drawn.items():
                 save_drawings(folder / name, *drawings)
             if figures and self.gate_history is not None and self.gate_history.where(GATES):
