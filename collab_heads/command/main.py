@@ -18,6 +18,7 @@ from typing import Any
 from collab_heads.base.checks import check_choice
 from collab_heads.base.command_start import INTERRUPTED, change_handler, leave
 from collab_heads.command.flags.parsing import Parser
+from collab_heads.command.flags.shared import reserving
 from collab_heads.errors import ArgumentError, CollabHeadsError
 
 # Name -> what it does. Flags are in command/flags/NAME.py (add_arguments, check), the work is in command/NAME.py (run).
@@ -149,7 +150,7 @@ def flags_of(of: argparse.ArgumentParser) -> list[str]:
 def run(name: str, args: Namespace) -> Any:
     """Run a command and return its report."""
     quiet, _ = vars(args).pop("quiet"), vars(args).pop("json")  # flags of the output, not of the work
-    with import_module("collab_heads.base.progress").showing_bars(not quiet):
+    with import_module("collab_heads.base.progress").showing_bars(not quiet), reserving(args):
         return import_module(f"collab_heads.command.{name}").run(args)
 
 

@@ -1,5 +1,6 @@
 """The output of the commands: the changed model, a record of the change, and pictures where matplotlib is installed."""
 
+import os
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -59,7 +60,8 @@ def write_model(
         if more is not None:
             more(folder)
 
-    write_folder(Path(args.output_dir), fill, sum(parameter.nbytes for parameter in model.parameters()))
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    write_folder(Path(os.path.realpath(args.output_dir)), fill, size)
     print(f"model: {args.output_dir}")
 
 
@@ -70,7 +72,7 @@ def write_plan(made: CompressionPlan, output_dir: str) -> None:
         write_json(folder / "plan.json", made.to_dict())
         draw(made, "plan", folder)
 
-    write_folder(Path(output_dir), fill)
+    write_folder(Path(os.path.realpath(output_dir)), fill)
     print(f"plan: {output_dir}")
 
 

@@ -18,7 +18,8 @@ from transformers import PreTrainedTokenizerBase
 
 from collab_heads.base.progress import progress_bar
 from collab_heads.data.batches import chunked, tokenize
-from collab_heads.files.folders import damage, read_manifest, write_folder
+from collab_heads.files.folders import alone_in, damage, read_manifest, write_folder
+from collab_heads.files.locks import InUseError
 
 TOKENIZED = "tokenized"
 
@@ -49,11 +50,20 @@ def tokenized_in(folder: str | None, name: str, make: Callable[[], Dataset]) -> 
     if folder is None:
         return make()
     place = Path(folder) / TOKENIZED / name
-    if read_manifest(place) is None or damage(place):
+    if not is_kept(place):
         made = make()
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_folder(place, lambda partial: made.save_to_disk(str(partial)), made.data.nbytes)
+        try:
+            with alone_in(place):
+                if not is_kept(place):  # by another run, meanwhile
+                    write_folder(place, lambda partial: made.save_to_disk(str(partial)), made.data.nbytes)
+        except InUseError:
+            return made  # another run is keeping the same
     return load_from_disk(str(place))
+
+
+def is_kept(place: Path) -> bool:
+    """Return True if a folder holds an undamaged split."""
+    return read_manifest(place) is not None and not damage(place)
 
 
 def digest_of_tokens(

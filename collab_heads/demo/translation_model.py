@@ -59,7 +59,7 @@ def translation_model(folder: str | Path, *, steps: int = STEPS, seed: int = 0) 
         for name, lines in zip(("pairs.en", "pairs.xx"), corpus(SHOWN, seed + 1), strict=True):
             (place / name).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
 
-    write_folder(folder, fill)
+    write_folder(folder, fill, only_new=True)
     return folder
 
 

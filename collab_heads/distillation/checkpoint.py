@@ -3,7 +3,8 @@
 import dataclasses
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from collab_heads.base.display import text_table
+from collab_heads.base.processes import LaunchedProcesses, agreed
 from collab_heads.errors import OutputError
 from collab_heads.files.atomic import write_file, writing
 from collab_heads.files.checkpoint import check_holds, check_same_run, check_undamaged, new_checkpoint, read_progress
-from collab_heads.files.folders import MANIFEST, recover, retire
+from collab_heads.files.folders import MANIFEST, alone_in, recover, retire
 
 
 @dataclass(frozen=True)
@@ -144,17 +146,14 @@ class Checkpoint:
             write_file(partial / STATE, content)
 
     def load(self) -> tuple[Progress, dict[str, Tensor]] | None:
-        """Read the checkpoint; make the output folder if it does not exist.
+        """Read the checkpoint.
 
         Returns:
             The progress and all stored tensors; None if there is no checkpoint.
 
         Raises:
-            OutputError: if the checkpoint is damaged, of another run or not written by `distill`, or if the output
-                folder cannot be made.
+            OutputError: if the checkpoint is damaged, of another run or not written by `distill`.
         """
-        with writing(self.folder):
-            self.folder.parent.mkdir(parents=True, exist_ok=True)
         recover(self.folder)
         if not self.folder.exists():
             return None
@@ -178,6 +177,33 @@ class Checkpoint:
                 retire(self.folder)
         except OutputError as error:
             logger.warning("the distillation is complete, but its checkpoint stays: %s", error)
+
+
+@contextmanager
+def resumed(
+    processes: LaunchedProcesses, checkpoint: Checkpoint | None
+) -> Iterator[tuple[Progress, dict[str, Tensor]] | None]:
+    """Read the checkpoint of a run, keep other runs from writing it meanwhile, and delete it when the run is complete.
+
+    The output folder is made if it does not exist.
+
+    Raises:
+        OutputError: if another run is writing the checkpoint, or the output folder cannot be made; or as
+            `Checkpoint.load` does.
+    """
+    if checkpoint is None:
+        yield None
+        return
+    with ExitStack() as stack:
+
+        def begin() -> tuple[Progress, dict[str, Tensor]] | None:
+            with writing(checkpoint.folder):
+                checkpoint.folder.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(alone_in(checkpoint.folder))
+            return checkpoint.load()
+
+        yield agreed(processes, begin)
+        agreed(processes, checkpoint.retire)
 
 
 def digest_of(named: Iterable[tuple[str, Any]]) -> str:

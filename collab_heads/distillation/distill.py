@@ -14,7 +14,7 @@ from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.processes import agreed, copy_from_first
 from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.contract.registry import get_adapter
-from collab_heads.distillation.checkpoint import Checkpoint, DistillReport, Progress, digest_of
+from collab_heads.distillation.checkpoint import Checkpoint, DistillReport, Progress, digest_of, resumed
 from collab_heads.distillation.examples import check_apart, check_pair, in_order, list_batches, split
 from collab_heads.distillation.gap import Gap
 from collab_heads.distillation.optimizer import MasterWeights, put_back, trained_alone, trained_parameters
@@ -137,8 +137,8 @@ def distill(
         run |= digests(model, original, listed)
         processes.check_same("batches", run["batches"])
     checkpoint = None if output_dir is None else Checkpoint(output_dir, run)
-    saved = None if checkpoint is None else agreed(processes, checkpoint.load)
     with (
+        resumed(processes, checkpoint) as saved,
         evaluating(original),
         evaluating(model),
         trained_alone(model, trained),
@@ -155,8 +155,6 @@ def distill(
         weights = MasterWeights(trained, learning_rate, steps)
         progress = Distillation(gap, weights, options, in_turn, held_out, checkpoint).run(saved, started)
         put_back(trained, progress.best)
-    if checkpoint is not None:
-        agreed(processes, checkpoint.retire)
     errors = dict(progress.history)
     return DistillReport(
         before=errors[0],

@@ -6,22 +6,23 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from collab_heads.errors import CollabHeadsError, OutputError
+from collab_heads.files.locks import PARTIAL, sole_writer
 
-PARTIAL = ".partial"
 FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
-# what a full disk looks like through safetensors and tokenizers (Rust), and through torch's zip writer
-RUST_FAILED = re.compile(r"os error (27|28|122)\b|No space left|[Qq]uota exceeded")
+# what a failure looks like through safetensors and tokenizers (Rust), and through torch's zip writer
+OF_FULL = re.compile(r"No space left|[Qq]uota exceeded")
+RUST_FAILED = re.compile(r"\bos error (\d+)")
 TORCH_FAILED = re.compile(r"PytorchStreamWriter|inline_container|file write failed|basic_ios")
 
 
 def write_file(path: str | Path, content: bytes) -> Path:
     """Write a file under another name, sync it to disk, then rename it: a reader never sees half of it.
 
-    The file's folder is made if needed. An existing file is replaced.
+    The file's folder is made if needed. An existing file is replaced. Of several writers each waits for the one before.
 
     Raises:
         OutputError: if it cannot be written; an existing file is kept.
@@ -30,15 +31,18 @@ def write_file(path: str | Path, content: bytes) -> Path:
     partial = path.with_name(path.name + PARTIAL)
     with writing(path, len(content)):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with partial.open("wb") as file:
+        with sole_writer(partial) as file:
+            try:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(partial, path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
+                if os.name == "nt":
+                    file.close()  # Windows renames no open file
+                os.replace(partial, path)
+            except BaseException:
+                with suppress(OSError):
+                    partial.unlink()
+                raise
         sync(path.parent)
     return path
 
@@ -88,10 +92,14 @@ def writing(path: Path, size: int | None = None) -> Iterator[None]:
 
 def why_not_written(error: Exception) -> str | None:
     """Return the reason in plain words; None for an error that is no failure to write."""
-    if getattr(error, "errno", None) in FULL or RUST_FAILED.search(str(error)):
+    of_rust = RUST_FAILED.search(str(error))
+    number = int(of_rust[1]) if of_rust else getattr(error, "errno", None)
+    if number in FULL or OF_FULL.search(str(error)):
         return f"the disk, or the space that you may use on it, is full ({error})"
     if isinstance(error, OSError):
         return error.strerror or str(error)
+    if of_rust:
+        return str(error)
     if isinstance(error, RuntimeError) and TORCH_FAILED.search(str(error)):
         return f"the disk is full or has failed ({str(error).splitlines()[0]})"
     return None

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from collab_heads.errors import OutputError
-from collab_heads.files.atomic import PARTIAL, write_json, writing
+from collab_heads.files.atomic import write_json, writing
 from collab_heads.files.folders import DELETED, OLD, begin, beside, commit, damage, unharmed
-from collab_heads.files.reading import parse_json
+from collab_heads.files.locks import PARTIAL
+from collab_heads.files.reading import parse_json, read_text
 
 PROGRESS, FORMAT = "progress.json", 3
 
@@ -61,7 +62,7 @@ def read_progress(folder: Path, check: Callable[[Any], None] | None = None) -> d
     if not folder.is_dir():
         raise OutputError(f"{folder} is not a folder")
     try:
-        progress = parse_json((folder / PROGRESS).read_text(encoding="utf-8"))
+        progress = parse_json(read_text(folder / PROGRESS))
         if not isinstance(progress, dict):
             raise ValueError("it is not an object")
         version = progress.pop("format", None)

@@ -3,7 +3,8 @@
 A folder is written as `NAME.partial` and renamed when it is complete and on disk. A folder that it replaces is first
 renamed to `NAME.replaced`, and one that is deleted to `NAME.deleted`. So the old or the new folder is whole at every
 moment, and `recover` restores it or deletes what is left over. Only files that a manifest lists, and that are as it
-says, are ever deleted. Files that the user added or changed stay, or move to the new folder.
+says, are ever deleted. Files that the user added or changed stay, or move to the new folder. Whoever writes, deletes or
+recovers a folder has locked it (`locks.py`), so what is left over is never that of a living process.
 """
 
 import hashlib
@@ -11,11 +12,13 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from collab_heads.errors import OutputError
-from collab_heads.files.atomic import PARTIAL, sync, write_json, writing
+from collab_heads.files.atomic import sync, write_json, writing
+from collab_heads.files.locks import PARTIAL, locked
+from collab_heads.files.reading import read_text
 
 MANIFEST = "manifest.json"
 FIELD, VERSION = "collab_heads_manifest", 1
@@ -25,26 +28,54 @@ CHUNK = 1 << 20
 logger = logging.getLogger(__name__)
 
 
-def write_folder(folder: Path, fill: Callable[[Path], object], size: int | None = None) -> None:
+def write_folder(
+    folder: Path, fill: Callable[[Path], object], size: int | None = None, *, only_new: bool = False
+) -> None:
     """Write a folder; one that exists stays whole until the new one is complete.
 
     Args:
         folder: its final path.
         fill: writes the files into the folder that it is given.
         size: bytes that are needed, if known; for the message of an error.
+        only_new: whether it has to be new or empty; a link to an empty folder is then followed.
 
     Raises:
-        OutputError: if it cannot be written.
+        OutputError: before `fill` is called if another process is writing the folder, or `only_new` and it holds files;
+            also if it cannot be written.
     """
+    if only_new:
+        folder = Path(os.path.realpath(folder))
     with unharmed(folder, size):
+        if only_new:
+            check_new(folder)
         fill(begin(folder))
         commit(folder)
 
 
 @contextmanager
+def alone_in(folder: str | Path) -> Iterator[None]:
+    """Keep others from writing a folder, or the one that a link leads to, while the context is open.
+
+    Raises:
+        OutputError: if another process or thread is writing there, or nothing can be written there.
+    """
+    folder = Path(os.path.realpath(folder))
+    with ExitStack() as stack:
+        with writing(folder):
+            stack.enter_context(locked(folder))
+        yield
+
+
+def check_new(folder: Path) -> None:
+    """Raise OutputError unless a folder is empty, or is not there."""
+    if folder.exists() and (not folder.is_dir() or contents(folder)):
+        raise OutputError(f"{folder} is not empty: choose a new folder")
+
+
+@contextmanager
 def unharmed(folder: Path, size: int | None = None) -> Iterator[None]:
-    """Restore a folder if the context fails to write it; a failure to write becomes an OutputError."""
-    with writing(folder, size):
+    """Lock a folder, and restore it if the context fails to write it; a failure to write becomes an OutputError."""
+    with writing(folder, size), locked(folder):
         try:
             yield
         except BaseException:
@@ -74,8 +105,10 @@ def commit(folder: Path) -> None:
         sync(path)
     if folder.is_symlink() or folder.is_file():
         keep(folder)
-    if folder.exists():
+    if folder.exists() and any(folder.iterdir()):
         move_aside(folder, old)
+    elif folder.exists() and os.name == "nt":
+        folder.rmdir()  # elsewhere the new folder takes the place of an empty one at once
     os.rename(partial, folder)
     sync(folder.parent)
     if old.exists():
@@ -85,7 +118,7 @@ def commit(folder: Path) -> None:
 def retire(folder: Path) -> None:
     """Delete the files that we wrote into a folder, and the folder if nothing else is in it."""
     deleted = beside(folder, DELETED)
-    with writing(folder):
+    with writing(folder), locked(folder):
         move_aside(folder, deleted)
         sync(folder.parent)
         finish(deleted, folder)
@@ -93,21 +126,22 @@ def retire(folder: Path) -> None:
 
 def recover(folder: Path) -> None:
     """Repair a folder whose writer was killed; files that are not ours are kept."""
-    partial, old, deleted = (beside(folder, end) for end in (PARTIAL, OLD, DELETED))
-    if is_ours(partial):
-        if not os.path.lexists(folder) and is_whole(partial):
-            os.rename(partial, folder)  # the writer was killed right before this
-        else:
-            erase(partial)
-    if is_ours(old) and not os.path.lexists(folder) and is_whole(old):
-        os.rename(old, folder)
-    if is_begun(folder / (MANIFEST + PARTIAL)):
-        (folder / (MANIFEST + PARTIAL)).unlink()
-    if (read_manifest(folder) or {}).get("files") == {}:  # the user's folder, which was not moved aside or is restored
-        (folder / MANIFEST).unlink()
-    for leftover in (old, deleted):
-        if is_ours(leftover):
-            finish(leftover, folder)
+    with writing(folder), locked(folder):
+        partial, old, deleted = (beside(folder, end) for end in (PARTIAL, OLD, DELETED))
+        if is_ours(partial):
+            if not os.path.lexists(folder) and is_whole(partial):
+                os.rename(partial, folder)  # the writer was killed right before this
+            else:
+                erase(partial)
+        if is_ours(old) and not os.path.lexists(folder) and is_whole(old):
+            os.rename(old, folder)
+        if is_begun(folder / (MANIFEST + PARTIAL)):
+            (folder / (MANIFEST + PARTIAL)).unlink()
+        if (read_manifest(folder) or {}).get("files") == {}:  # the user's folder, not moved aside or restored
+            (folder / MANIFEST).unlink()
+        for leftover in (old, deleted):
+            if is_ours(leftover):
+                finish(leftover, folder)
 
 
 def finish(leftover: Path, home: Path) -> None:
@@ -210,7 +244,7 @@ def write_manifest(folder: Path, files: Mapping[str, object] | None, field: str 
 def read_manifest(folder: Path, field: str = FIELD) -> dict | None:
     """Return the manifest of a folder; None if it is missing, damaged or not one of ours."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(read_text(folder / MANIFEST))
         files = manifest["files"]
         fits = manifest[field] == VERSION and isinstance(files, dict | None) and all(map(is_inside, files or ()))
         return manifest if fits else None

@@ -11,16 +11,19 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PretrainedConfig, PreTrainedModel, modeling_utils
 from transformers.utils import CONFIG_NAME
 
-from collab_heads.files.atomic import PARTIAL, write_file
+from collab_heads.files.atomic import write_file, writing
+from collab_heads.files.folders import alone_in
+from collab_heads.files.locks import PARTIAL
 from collab_heads.model.card import complete
 from collab_heads.model.marks import free_module, is_changed, marked, unfinished, write_code
 from collab_heads.model.record_sync import sync_record
@@ -105,8 +108,9 @@ def holds_changed(folder: Path) -> bool:
 def replace(write: Callable[[PretrainedConfig, Path], None], config: PretrainedConfig, file: Path) -> None:
     """Write the file of a config in one step: a reader sees either the old or the new one."""
     partial = file.with_name(file.name + PARTIAL)
-    write(config, partial)
-    os.replace(partial, file)
+    with writing(file):
+        write(config, partial)
+        os.replace(partial, file)
 
 
 WRAPPED = "collab_heads"  # attribute of a function that is wrapped already
@@ -131,17 +135,32 @@ def save_weights(stock: Callable, tensors, filename, metadata=None, *args, **kwa
     if save is None or save.end is None:
         return stock(tensors, filename, metadata, *args, **kwargs)
     save.files.add(file.name)
-    stock(tensors, filename, {**(metadata or {}), **save.metadata}, *args, **kwargs)
-    sort_metadata(file)
+    with writing(file, sum(tensor.nbytes for tensor in tensors.values())):
+        stock(tensors, filename, {**(metadata or {}), **save.metadata}, *args, **kwargs)
+        sort_metadata(file)
 
 
 def save_model(stock: Callable, model: PreTrainedModel, save_directory, *args, **kwargs):
     """Save a model with a config that records its state, and with the tokenizer files that it was loaded with."""
     sync_record(model)
-    with saving(model.config, Path(save_directory), bool(kwargs.get("distributed_checkpoint"))):
-        result = stock(model, save_directory, *args, **kwargs)
-    bring_tokenizer(model.config, save_directory, *args, **kwargs)
+    folder = Path(save_directory)
+    with alone(model, folder, *args, **kwargs):
+        with saving(model.config, folder, bool(kwargs.get("distributed_checkpoint"))):
+            result = stock(model, save_directory, *args, **kwargs)
+        bring_tokenizer(model.config, save_directory, *args, **kwargs)
     return result
+
+
+@contextmanager
+def alone(model: PreTrainedModel, folder: Path, is_main_process: bool = True, *_, **__) -> Iterator[None]:
+    """Keep others from writing a folder while a changed model is saved there, or a stock one over a changed one.
+
+    Of several processes that save one model together the first has the lock.
+    """
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    is_first = is_main_process and not (distributed and torch.distributed.get_rank())
+    with alone_in(folder) if is_first and (is_changed(model.config) or holds_changed(folder)) else nullcontext():
+        yield
 
 
 def save_config(stock: Callable, config: PretrainedConfig, save_directory, *args, **kwargs):

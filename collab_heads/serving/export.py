@@ -13,8 +13,8 @@ from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_choice
 from collab_heads.base.option_values import EXPORT_TARGETS, ExportTarget
 from collab_heads.base.progress import one_bar, progress_bar
-from collab_heads.errors import ArgumentError, OutputError, SwapError
-from collab_heads.files.folders import contents, write_folder
+from collab_heads.errors import ArgumentError, SwapError
+from collab_heads.files.folders import check_new, write_folder
 from collab_heads.heads.fold import fold_heads
 from collab_heads.model.batches import each_batch
 from collab_heads.model.refusals import check_wrapper
@@ -137,7 +137,7 @@ def export(
     Raises:
         ArgumentError: if the target is unknown or has no int8, the tokenizer is none, or no examples can be made.
         MissingPackageError: if a package of the target is not installed, or transformers is too old for graphs.
-        OutputError: if the folder is not empty, or cannot be written.
+        OutputError: if the folder is not empty, another process is writing it, or it cannot be written.
         SwapError: if the config of a stock checkpoint cannot say what the model is, or the outputs differ.
         UnsupportedModelError: if the exporter cannot export the model, or it is wrapped.
     """
@@ -149,8 +149,7 @@ def export(
         )
     target, folder = TARGETS[to], Path(folder)
     target.check(model, int8)
-    if folder.exists() and (not folder.is_dir() or contents(folder)):
-        raise OutputError(f"{folder} is not empty: choose a new folder")
+    check_new(folder)
     given = list(each_batch(batches)) if batches is not None else [example_inputs(model)]
     training, found = model.training, dict[str, Any]()
 
@@ -166,7 +165,7 @@ def export(
 
     model.eval()
     try:
-        write_folder(folder, fill, sum(parameter.nbytes for parameter in model.parameters()))
+        write_folder(folder, fill, sum(parameter.nbytes for parameter in model.parameters()), only_new=True)
     finally:
         model.train(training)
     compared: Comparison = found["comparison"]

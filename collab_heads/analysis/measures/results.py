@@ -15,6 +15,7 @@ from collab_heads.base.checks import did_you_mean
 from collab_heads.base.display import text_table
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.files.atomic import write_file
+from collab_heads.files.folders import alone_in
 from collab_heads.files.reading import read_document
 from collab_heads.sites.site import AttentionSite
 
@@ -31,10 +32,11 @@ def write_statistics(folder: Path, tensors: Mapping[str, Tensor], description: M
         description: JSON object to store.
     """
     content = save({name: each.contiguous() for name, each in tensors.items()})
-    new = write_file(folder / f"{TENSORS}.new", content)  # what is most likely to fail comes before any change
-    (folder / DESCRIPTION).unlink(missing_ok=True)  # or an old one would describe the new tensors for a moment
-    os.replace(new, folder / TENSORS)
-    write_file(folder / DESCRIPTION, (json.dumps({"version": VERSION, **description}) + "\n").encode())
+    with alone_in(folder):
+        new = write_file(folder / f"{TENSORS}.new", content)  # what is most likely to fail comes before any change
+        (folder / DESCRIPTION).unlink(missing_ok=True)  # or an old one would describe the new tensors for a moment
+        os.replace(new, folder / TENSORS)
+        write_file(folder / DESCRIPTION, (json.dumps({"version": VERSION, **description}) + "\n").encode())
 
 
 def read_statistics(folder: Path) -> tuple[dict[str, Tensor], dict]:

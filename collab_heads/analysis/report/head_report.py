@@ -17,6 +17,7 @@ from collab_heads.analysis.report.text import MORE, full_text, summary, summary_
 from collab_heads.base.extras import missing
 from collab_heads.base.progress import progress_bar
 from collab_heads.files.atomic import write_file
+from collab_heads.files.folders import alone_in
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -135,13 +136,14 @@ class HeadReport(HeadMeasurements):
         Returns:
             The path of `report.html`.
         """
-        folder, figures = Path(folder), {} if missing("plots") else self.plot()
-        drawn = {name: (png_bytes(figure), svg_bytes(figure)) for name, figure in figures.items()}
-        shown = [each.name for each in pictures_in(self) if each.name in figures]
-        page = full_page(self, {name: (drawn[name][0], dark_png_bytes(figures[name])) for name in shown}, plan)
-        for name, drawings in drawn.items():
-            save_drawings(folder / name, *drawings)
-        if figures and self.gate_history is not None and self.gate_history.where(GATES):
-            history_animation(self.gate_history, GATES, folder / "gate_history.gif")
-        write_file(folder / "report.json", (self.to_json() + "\n").encode())
-        return write_file(folder / "report.html", page.encode("utf-8"))
+        with alone_in(folder):
+            folder, figures = Path(folder), {} if missing("plots") else self.plot()
+            drawn = {name: (png_bytes(figure), svg_bytes(figure)) for name, figure in figures.items()}
+            shown = [each.name for each in pictures_in(self) if each.name in figures]
+            page = full_page(self, {name: (drawn[name][0], dark_png_bytes(figures[name])) for name in shown}, plan)
+            for name, drawings in drawn.items():
+                save_drawings(folder / name, *drawings)
+            if figures and self.gate_history is not None and self.gate_history.where(GATES):
+                history_animation(self.gate_history, GATES, folder / "gate_history.gif")
+            write_file(folder / "report.json", (self.to_json() + "\n").encode())
+            return write_file(folder / "report.html", page.encode("utf-8"))

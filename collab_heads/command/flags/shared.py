@@ -2,11 +2,13 @@
 
 import os
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from collab_heads.command.flags.parsing import count_from_1, path, seed
 from collab_heads.errors import ArgumentError, OutputError
-from collab_heads.files.folders import OLD, beside
+from collab_heads.files.folders import OLD, alone_in, beside
 from collab_heads.files.reading import check_file
 
 MODULES = "modules.json"  # of sentence-transformers: lists the parts of a model and their folders
@@ -168,6 +170,23 @@ def check_output_dir(folder: Path) -> None:
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
         raise OutputError(f"--output_dir {folder} cannot be made: {there} is no folder, or you may not write there")
+
+
+@contextmanager
+def reserving(args: Namespace) -> Iterator[None]:
+    """Keep other runs from the new folder of a command, from before its work to its end.
+
+    The commands that train reserve their folder themselves, which may be that of an earlier run.
+
+    Raises:
+        OutputError: if another run is writing there, or has written there since the flags were checked.
+    """
+    if getattr(args, "output_dir", None) is None or hasattr(args, "overwrite_output_dir"):
+        yield
+        return
+    with alone_in(args.output_dir):
+        check_output_dir(Path(args.output_dir))
+        yield
 
 
 def check_new_model(args: Namespace) -> None:

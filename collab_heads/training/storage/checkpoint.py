@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from collab_heads.errors import OutputError
 from collab_heads.files.checkpoint import check_holds, check_same_run, check_undamaged, new_checkpoint, read_progress
 from collab_heads.files.folders import MANIFEST, is_ours, retire
-from collab_heads.training.storage.reservation import LOCK
+from collab_heads.files.locks import INSIDE
 from collab_heads.training.storage.sharding import OPTIMIZER, load_optimizer, save_optimizer, without_divided
 
 NAME = re.compile(r"(?:epoch|step)_\d+(?:_\d+)?")
@@ -149,7 +149,7 @@ def find_checkpoint(resume_from: str, output_dir: Path) -> Path:
         newest, wrong = newest_whole(output_dir)
         if newest is None:
             damaged = "".join(f"; {each}" for each in wrong)
-            in_use = output_dir.is_dir() and any(path.name != LOCK for path in output_dir.iterdir())
+            in_use = output_dir.is_dir() and any(path.name != INSIDE for path in output_dir.iterdir())
             way = "give --overwrite_output_dir instead" if in_use else "leave it out"
             raise OutputError(
                 f"{RESUME}: {output_dir} holds no finished checkpoint{damaged}: to start from the beginning {way}; "

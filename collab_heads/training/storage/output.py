@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from collab_heads.errors import OutputError
-from collab_heads.files.atomic import PARTIAL, write_file, writing
+from collab_heads.files.atomic import write_file, writing
 from collab_heads.files.checkpoint import PROGRESS
 from collab_heads.files.folders import (
     DELETED,
@@ -23,8 +23,8 @@ from collab_heads.files.folders import (
     write_folder,
     write_manifest,
 )
+from collab_heads.files.locks import INSIDE, PARTIAL, WRITING
 from collab_heads.training.storage.checkpoint import NAME
-from collab_heads.training.storage.reservation import LOCK
 
 RESULTS, PREDICTIONS, LOGS = "all_results.json", "predictions", "logs"
 BEST, TRANSLATIONS, STATISTICS, REPORT = "best", "translations", "head_statistics", "head_report"
@@ -40,6 +40,7 @@ TOKENIZER = (
     *("sentencepiece.bpe.model", "chat_template.jinja"),
 )
 PROCESSOR = ("preprocessor_config.json", "processor_config.json")
+LEFTOVERS = (PARTIAL, OLD, DELETED, WRITING)  # endings of what a killed run can leave beside its folders
 NEEDED = (RESULTS, *MODEL, *TOKENIZER, *PROCESSOR)
 
 
@@ -154,7 +155,7 @@ class Output:
 
     def recover(self) -> None:
         """Finish or undo what a killed run left unfinished."""
-        for name in {path.name.removesuffix(end) for path in self.path.iterdir() for end in (PARTIAL, OLD, DELETED)}:
+        for name in {path.name.removesuffix(end) for path in self.path.iterdir() for end in LEFTOVERS}:
             if NAME.fullmatch(name) or name in FOLDERS:
                 recover(self.path / name)
         for name in self.files:
@@ -212,7 +213,7 @@ def check_output(output: Output, *, overwrite: bool, resume: bool, inputs: Itera
     """
     if output.path.exists() and not output.path.is_dir():
         raise OutputError(f"--output_dir {output.path} is a file")
-    there = [path for path in output.path.iterdir() if path.name != LOCK] if output.path.is_dir() else []
+    there = [path for path in output.path.iterdir() if path.name != INSIDE] if output.path.is_dir() else []
     if there and not overwrite and not resume:
         raise OutputError(
             f"--output_dir {output.path} is in use: choose another, resume it with --resume_from_checkpoint, "

@@ -19,8 +19,9 @@ import run_glue
 import run_translation
 from collab_heads.command.flags import parsing
 from collab_heads.errors import ArgumentError, CollabHeadsError, OutputError
+from collab_heads.files.locks import WRITING
 from collab_heads.training.runs.run import Run
-from collab_heads.training.storage.reservation import LOCK, reserved
+from collab_heads.training.storage.reservation import reserved
 
 SHORT = ("--max_train_steps", 1, "--max_eval_samples", 5)
 OVERWRITE = "--overwrite_output_dir"
@@ -101,13 +102,13 @@ def test_the_folder_is_reserved_while_the_run_goes_on(bert, files, tmp_path, mon
     seen, stock = [], Run.evaluate
 
     def evaluate(self, *args, **more):
-        seen.append((tmp_path / "out" / LOCK).exists())
+        seen.append((tmp_path / f"out{WRITING}").exists())
         stock(self, *args, **more)
 
     monkeypatch.setattr(Run, "evaluate", evaluate)
     run(bert, files, tmp_path / "out", *SHORT)
     assert seen == [True]
-    assert not (tmp_path / "out" / LOCK).exists()
+    assert not (tmp_path / f"out{WRITING}").exists()
 
 
 def test_a_folder_that_resumes_elsewhere_is_cleared_too(bert, files, tmp_path):
@@ -191,7 +192,7 @@ def test_two_processes_end_when_the_first_may_not_write(bert, files, tmp_path):
         _, errors = process.communicate(timeout=240)
         assert process.returncode
         assert "is in use by a run that is still going on" in errors.decode()
-        assert [path.name for path in out.iterdir()] == [LOCK]
+        assert list(out.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -4,14 +4,14 @@ import pytest
 from written_output import again, contents
 
 from collab_heads.errors import OutputError
+from collab_heads.files.locks import INSIDE
 from collab_heads.training.storage.output import Output, check_output
-from collab_heads.training.storage.reservation import LOCK
 
 
 def test_a_new_or_empty_folder_is_free_and_is_not_made(tmp_path):
     check_output(Output(tmp_path / "new"), overwrite=False, resume=False)
     assert not (tmp_path / "new").exists()
-    (tmp_path / LOCK).touch()  # of this run
+    (tmp_path / INSIDE).touch()  # the lock of this run, where it may write nothing beside the folder
     check_output(Output(tmp_path), overwrite=False, resume=False)
 
 
