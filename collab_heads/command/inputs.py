@@ -19,12 +19,12 @@ from transformers import (
 )
 
 from collab_heads.analysis.treebank.treebank import longest_input
-from collab_heads.base.checks import is_list
+from collab_heads.base.checks import is_list, shortened
 from collab_heads.base.extras import check_extra
 from collab_heads.contract.registry import adapter_for_config, get_adapter
 from collab_heads.data.batches import Collate, chunked, generate, longest_first, tokenize
-from collab_heads.data.parallel import TABLES, Pairs, read_lines, read_two, without_empty
-from collab_heads.data.tables import check_columns, read_table, text_of
+from collab_heads.data.parallel import Pairs, columns_of, read_lines, read_two, without_empty
+from collab_heads.data.tables import TABLES, is_table, read_table
 from collab_heads.errors import ArgumentError, DataError, UnsupportedModelError
 from collab_heads.model.batches import evaluating
 from collab_heads.model.loading import load_or_explain
@@ -125,8 +125,6 @@ def read_data(args: Namespace) -> Pairs:
         raise ArgumentError(f"--column {args.column[0]}: {where} has no columns, it is no table ({', '.join(TABLES)})")
     else:
         sides = read_two(*paths) if len(paths) == 2 else [read_lines(paths[0])]
-        for path, lines in zip(paths, sides, strict=True):
-            check_text(path, lines)
     if len(sides) == 2:
         return without_empty(where, *sides)[0]
     lines = [line for line in sides[0] if line.strip()]
@@ -137,11 +135,6 @@ def read_data(args: Namespace) -> Pairs:
     return {"source": lines}
 
 
-def is_table(path: Path) -> bool:
-    """Return True if the name of a file is that of a table, gzipped or not."""
-    return path.name.removesuffix(".gz").endswith(TABLES)
-
-
 def read_columns(args: Namespace, paths: Sequence[Path]) -> list[list[str]]:
     """Read one or two named columns of a table."""
     if len(paths) > 1:
@@ -150,20 +143,9 @@ def read_columns(args: Namespace, paths: Sequence[Path]) -> list[list[str]]:
     if not args.column or len(args.column) > 2:
         raise ArgumentError(
             f"{paths[0]} is a table: name the column that holds the text, or two, with --column; "
-            f"it has {', '.join(rows[0])}"
+            f"it has {shortened(rows[0])}"
         )
-    check_columns(paths[0], rows, args.column)
-    return [
-        [text_of(row[name], f"{paths[0]}, row {number}, column {name!r}") for number, row in enumerate(rows, 1)]
-        for name in args.column
-    ]
-
-
-def check_text(path: Path, lines: Sequence[str]) -> None:
-    """Raise DataError if a file holds null bytes: they are valid UTF-8, but no text file has them."""
-    for number, line in enumerate(lines, 1):
-        if "\0" in line:
-            raise DataError(f"{path}, line {number}: a null byte, so it is no text file: give one, in UTF-8")
+    return columns_of(paths[0], rows, args.column)
 
 
 def fitting(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Pairs) -> Pairs:

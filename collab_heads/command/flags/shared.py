@@ -9,6 +9,7 @@ from collab_heads.errors import ArgumentError, OutputError
 from collab_heads.files.folders import OLD, beside
 from collab_heads.files.reading import check_file
 
+TABLE = "a table (.csv, .tsv, .json, .jsonl, .parquet, also as .gz or .zip)"
 MODULES = "modules.json"  # of sentence-transformers: lists the parts of a model and their folders
 
 
@@ -58,8 +59,8 @@ def add_data_arguments(parser: ArgumentParser, *, required: bool = True, why: st
         nargs="+",
         required=required,
         metavar="FILE",
-        help=f"{why}text file with a sentence a line, or a table (.csv, .tsv, .json, .jsonl); for a translation model "
-        "also the file of its translations",
+        help=f"{why}text file with a sentence a line, or {TABLE}; for a translation model also the file of its "
+        "translations",
     )
     add(
         "--column",
