@@ -87,7 +87,7 @@ def add_running_arguments(parser: ArgumentParser) -> None:
         type=count_from_1,
         default=128,
         metavar="N",
-        help="leave out sentences of more tokens (word pieces)",
+        help="cut sentences to this many tokens (word pieces)",
     )
     add("--source_prefix", default="", metavar="TEXT", help="text before every input, as T5 wants it")
     add("--device", default="cpu", metavar="DEVICE", help="where the model runs, such as cuda")
