@@ -1,8 +1,9 @@
 """Validators of arguments: each message names the thing, the value and the way out."""
 
 import difflib
+import itertools
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeGuard
 
 from collab_heads.errors import ArgumentError
@@ -12,6 +13,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return " (did you mean 'x'?)" for the nearest known name, or an empty string."""
     near = difflib.get_close_matches(str(name), list(known), n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def shortened(names: Collection[object], most: int = 12) -> str:
+    """Return names for a message, separated by commas: all, or the first and how many there are."""
+    shown = ", ".join(f"{name!s:.80}" for name in itertools.islice(names, most))
+    return shown if len(names) <= most else f"{shown}, … ({len(names):,} in all)"
 
 
 def check_choice(what: str, value: object, choices: Iterable[str]) -> None:

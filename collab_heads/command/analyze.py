@@ -8,7 +8,7 @@ from collab_heads.analysis.report.head_report import HeadReport
 from collab_heads.analysis.treebank.conllu import read_conllu
 from collab_heads.base.display import portable_name
 from collab_heads.base.extras import missing
-from collab_heads.command.inputs import batches_of, fitting, load, read_data
+from collab_heads.command.inputs import batches_of, load, read_data
 
 
 def run(args: Namespace) -> HeadReport:
@@ -23,7 +23,7 @@ def run(args: Namespace) -> HeadReport:
     model, tokenizer, _ = load(args)
     report = analyze_heads(
         model,
-        batches_of(args, model, tokenizer, fitting(args, model, tokenizer, texts)),
+        batches_of(args, model, tokenizer, texts),
         parts=args.parts,
         tokenizer=tokenizer,
         treebank=sentences,

@@ -5,7 +5,7 @@ from argparse import Namespace
 
 from collab_heads.collaborative.kinds import check_kind
 from collab_heads.command.flags.signatures import options_of
-from collab_heads.command.inputs import batches_of, check_class, load, read_data, sampled
+from collab_heads.command.inputs import batches_of, check_class, drawn, load, read_data
 from collab_heads.command.writing import drawing, write_model, write_plan
 from collab_heads.compression.compress import compress
 from collab_heads.compression.measurements import HELD_OUT
@@ -27,7 +27,7 @@ def run(args: Namespace) -> CompressReport | CompressionPlan:
     loaded = load(args)
     model, tokenizer, _ = loaded
     check_class(model)
-    texts = sampled(args, loaded, all_texts, args.samples)
+    texts = drawn(all_texts, args.samples, args.seed)
     check_enough(args, texts)
     batches = batches_of(args, model, tokenizer, texts)
     given = {name: getattr(args, name) for name in options_of("compression.plan", "plan")}
@@ -42,7 +42,7 @@ def run(args: Namespace) -> CompressReport | CompressionPlan:
     print(report)
     distilled = None
     if original is not None:
-        several = sampled(args, loaded, all_texts, num_examples(args.distill_steps, args.batch_size))
+        several = drawn(all_texts, num_examples(args.distill_steps, args.batch_size), args.seed)
         batches = batches_of(args, original, tokenizer, several)
         distilled = distill(model, original, batches, args.distill_steps, seed=args.seed)
         print(distilled)
@@ -52,8 +52,8 @@ def run(args: Namespace) -> CompressReport | CompressionPlan:
         "plan": made.to_dict(),
     }
     measured = report.costs[report.of].share, report.measured_error
-    drawn = drawing(made, "compression", measured)
-    write_model(args, loaded, "compression", report, record, distilled=distilled, more=drawn)
+    picture = drawing(made, "compression", measured)
+    write_model(args, loaded, "compression", report, record, distilled=distilled, more=picture)
     return report
 
 

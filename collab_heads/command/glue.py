@@ -40,7 +40,7 @@ def load_data(args: Namespace) -> Data:
     """Read the examples from files, from a folder in GLUE's format, or from the Hub, as the flags say."""
     if args.task_name is None:
         files = args.train_file, args.validation_file, args.test_file if args.do_predict else None
-        data = from_files(*files, args.label_column, args.skip_bad_rows)
+        data = from_files(*files, args.label_column, args.skip_bad_rows, args.text_columns)
     elif args.data_dir:
         data = from_folder(args.task_name, args.data_dir, test=args.do_predict, skip_bad_rows=args.skip_bad_rows)
     else:

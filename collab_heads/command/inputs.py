@@ -19,12 +19,12 @@ from transformers import (
 )
 
 from collab_heads.analysis.treebank.treebank import longest_input
-from collab_heads.base.checks import is_list
+from collab_heads.base.checks import is_list, shortened
 from collab_heads.base.extras import check_extra
 from collab_heads.contract.registry import adapter_for_config, get_adapter
-from collab_heads.data.batches import Collate, chunked, generate, longest_first, tokenize
-from collab_heads.data.parallel import TABLES, Pairs, read_lines, read_two, without_empty
-from collab_heads.data.tables import check_columns, read_table, text_of
+from collab_heads.data.batches import Collate, check_room, chunked, generate, longest_first, tokenize
+from collab_heads.data.parallel import Pairs, columns_of, read_lines, read_two, without_empty
+from collab_heads.data.tables import TABLES, is_table, read_table
 from collab_heads.errors import ArgumentError, DataError, UnsupportedModelError
 from collab_heads.model.batches import evaluating
 from collab_heads.model.loading import load_or_explain
@@ -125,8 +125,6 @@ def read_data(args: Namespace) -> Pairs:
         raise ArgumentError(f"--column {args.column[0]}: {where} has no columns, it is no table ({', '.join(TABLES)})")
     else:
         sides = read_two(*paths) if len(paths) == 2 else [read_lines(paths[0])]
-        for path, lines in zip(paths, sides, strict=True):
-            check_text(path, lines)
     if len(sides) == 2:
         return without_empty(where, *sides)[0]
     lines = [line for line in sides[0] if line.strip()]
@@ -137,11 +135,6 @@ def read_data(args: Namespace) -> Pairs:
     return {"source": lines}
 
 
-def is_table(path: Path) -> bool:
-    """Return True if the name of a file is that of a table, gzipped or not."""
-    return path.name.removesuffix(".gz").endswith(TABLES)
-
-
 def read_columns(args: Namespace, paths: Sequence[Path]) -> list[list[str]]:
     """Read one or two named columns of a table."""
     if len(paths) > 1:
@@ -150,32 +143,9 @@ def read_columns(args: Namespace, paths: Sequence[Path]) -> list[list[str]]:
     if not args.column or len(args.column) > 2:
         raise ArgumentError(
             f"{paths[0]} is a table: name the column that holds the text, or two, with --column; "
-            f"it has {', '.join(rows[0])}"
+            f"it has {shortened(rows[0])}"
         )
-    check_columns(paths[0], rows, args.column)
-    return [
-        [text_of(row[name], f"{paths[0]}, row {number}, column {name!r}") for number, row in enumerate(rows, 1)]
-        for name in args.column
-    ]
-
-
-def check_text(path: Path, lines: Sequence[str]) -> None:
-    """Raise DataError if a file holds null bytes: they are valid UTF-8, but no text file has them."""
-    for number, line in enumerate(lines, 1):
-        if "\0" in line:
-            raise DataError(f"{path}, line {number}: a null byte, so it is no text file: give one, in UTF-8")
-
-
-def fitting(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Pairs) -> Pairs:
-    """Return the sentences, or pairs, that are not longer than `--max_length`; print how many are left out."""
-    most = longest(args, model, tokenizer)
-    fits = [i for i, length in enumerate(lengths(args, model, tokenizer, texts)) if length <= most]
-    if not fits:
-        why = "" if most == args.max_length else f", and this model reads {most} tokens at most"
-        raise ArgumentError(f"--max_length {args.max_length}: every sentence of {args.data[0]} is longer{why}")
-    if missing := len(texts["source"]) - len(fits):
-        print(f"left out {missing} of {len(texts['source']):,} sentences of more than {most} tokens")
-    return {side: [lines[i] for i in fits] for side, lines in texts.items()}
+    return columns_of(paths[0], rows, args.column)
 
 
 def longest(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
@@ -183,35 +153,44 @@ def longest(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokeni
     return min(args.max_length, longest_input(model, tokenizer) or args.max_length)
 
 
-def lengths(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Pairs) -> list[int]:
-    """Return the tokens of each example: of both texts for an encoder of pairs, of the longer one for a translation."""
-    if not model.config.is_encoder_decoder:
-        return list(map(len, encoded(args, tokenizer, texts)["input_ids"]))
-    sides = [list(map(len, tokenizer([args.source_prefix + line for line in texts["source"]])["input_ids"]))]
-    if "target" in texts:
-        sides.append(list(map(len, tokenizer(text_target=texts["target"])["input_ids"])))
-    return list(map(max, zip(*sides, strict=True))) if len(sides) == 2 else sides[0]
+def encoded(args: Namespace, tokenizer: PreTrainedTokenizerBase, texts: Pairs, **limits: Any) -> Mapping[str, list]:
+    """Tokenize the input of an encoder, single texts or pairs; the limits are arguments of the tokenizer."""
+    return tokenizer([args.source_prefix + line for line in texts["source"]], texts.get("target"), **limits)
 
 
-def encoded(args: Namespace, tokenizer: PreTrainedTokenizerBase, texts: Pairs) -> Mapping[str, list]:
-    """Tokenize the input of an encoder: single texts, or pairs."""
-    return tokenizer([args.source_prefix + line for line in texts["source"]], texts.get("target"))
+def report_cut(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Pairs) -> None:
+    """Print how many sentences, or pairs, are cut because they have more tokens than `longest`."""
+    most = longest(args, model, tokenizer)
+    if model.config.is_encoder_decoder:
+        sides = [encoded(args, tokenizer, {"source": texts["source"]})["input_ids"]]
+        if "target" in texts:
+            sides.append(tokenizer(text_target=texts["target"])["input_ids"])
+    else:
+        sides = [encoded(args, tokenizer, texts)["input_ids"]]
+    if cut := sum(max(map(len, rows)) > most for rows in zip(*sides, strict=True)):
+        why = "--max_length" if most == args.max_length else "this model reads no more"
+        print(f"cut {cut:,} of {len(texts['source']):,} sentences to {most} tokens ({why})")
 
 
 def batches_of(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Pairs) -> list[dict]:
-    """Return batches of sentences of similar length.
+    """Return batches of sentences of similar length, and print how many were cut to `longest`.
 
     Batches of a translation model have labels: the target texts, or the model's own translations if there are none.
+
+    Raises:
+        ArgumentError: if `--max_length` leaves no room for text.
     """
+    most = longest(args, model, tokenizer)
+    check_room("--max_length", most, tokenizer, "target" in texts and not model.config.is_encoder_decoder)
+    report_cut(args, model, tokenizer, texts)
     if not model.config.is_encoder_decoder:
-        columns = encoded(args, tokenizer, texts)
+        columns = encoded(args, tokenizer, texts, truncation=True, max_length=most)
         groups = longest_first(list(map(len, columns["input_ids"])), args.batch_size)
         rows = [{name: values[i] for name, values in columns.items()} for i in range(len(texts["source"]))]
         pad = with_padding(tokenizer).pad
         return [dict(pad([rows[i] for i in group], return_tensors="pt")) for group in groups]
     if "target" not in texts:
         texts = {**texts, "target": translations(args, model, tokenizer, texts["source"])}
-    most = longest(args, model, tokenizer)
     pairs = tokenize(texts, tokenizer, args.source_prefix, most, most)
     collate = Collate(model, tokenizer.pad_token_id)
     groups = longest_first(list(map(len, pairs["input_ids"])), args.batch_size)
@@ -235,7 +214,7 @@ def translations(
     with evaluating(model):
         for batch in chunked(source, args.batch_size):
             texts = [args.source_prefix + line for line in batch]
-            inputs = tokenizer(texts, padding=True, return_tensors="pt")
+            inputs = tokenizer(texts, padding=True, truncation=True, max_length=most, return_tensors="pt")
             ids = generate(model, inputs.to(model.device), num_beams=1, max_length=most)
             translated += tokenizer.batch_decode(ids, skip_special_tokens=True)
     return translated
@@ -251,14 +230,8 @@ def calibration(args: Namespace, loaded: Loaded, texts: Pairs | None = None) -> 
     """
     if args.data is None:
         return None
-    chosen = sampled(args, loaded, read_data(args) if texts is None else texts, args.samples)
+    chosen = drawn(read_data(args) if texts is None else texts, args.samples, args.seed)
     return list(batches_of(args, loaded.model, loaded.tokenizer, chosen))
-
-
-def sampled(args: Namespace, loaded: Loaded, texts: Pairs, most: int) -> Pairs:
-    """Draw at most `most` sentences with the seed of the flags, and leave out those that are too long."""
-    model, tokenizer = loaded.model, loaded.tokenizer
-    return fitting(args, model, tokenizer, drawn(texts, most, args.seed))
 
 
 def drawn(texts: Pairs, most: int, seed: int) -> Pairs:

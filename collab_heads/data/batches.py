@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from collab_heads.errors import ArgumentError
+
 Step = list[list[int]]  # micro-batches of indices of examples
 POOL = 20  # steps whose examples are sorted by length together
 
@@ -90,6 +92,22 @@ def chunked(items: Sequence, size: int) -> list:
 
 
 IGNORED = -100  # labels that do not count
+
+
+def check_room(flag: str, most: int, tokenizer: PreTrainedTokenizerBase, pairs: bool = False) -> None:
+    """Raise ArgumentError if a number of tokens leaves no room for text beside the special tokens.
+
+    Args:
+        flag: sets the number.
+        most: tokens of a sentence, or pair.
+        tokenizer: adds the special tokens.
+        pairs: whether it takes two texts together.
+    """
+    special = tokenizer.num_special_tokens_to_add(pair=pairs)
+    if most <= special:
+        raise ArgumentError(
+            f"{flag}: {most} tokens leave no room for text, the {type(tokenizer).__name__} adds {special} of its own"
+        )
 
 
 def tokenize(

@@ -11,7 +11,7 @@ from datasets import Dataset
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.base.progress import progress_bar
-from collab_heads.data.batches import longest_first
+from collab_heads.data.batches import check_room, longest_first
 from collab_heads.data.glue import Data
 from collab_heads.data.glue_tasks import LAYOUTS, Task
 from collab_heads.errors import ArgumentError
@@ -85,7 +85,12 @@ def configure(task: Task, config: PretrainedConfig) -> Labels:
 def encode(
     data: Data, tokenizer: PreTrainedTokenizerBase, labels: Labels, max_length: int, pad: bool
 ) -> dict[str, Dataset]:
-    """Tokenize every split, and turn labels into the model's numbers."""
+    """Tokenize every split, and turn labels into the model's numbers.
+
+    Raises:
+        ArgumentError: if `max_length` leaves no room for text.
+    """
+    check_room("--max_length", max_length, tokenizer, len(data.task.texts) == 2)
 
     def tokenize(columns: Mapping[str, list]) -> dict[str, list]:
         texts = [columns[name] for name in data.task.texts]

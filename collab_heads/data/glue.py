@@ -1,10 +1,14 @@
 """Load examples for classification and regression: from the Hub, GLUE's TSV files, or the user's own files."""
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tqdm import tqdm
+
+from collab_heads.base.checks import shortened
 from collab_heads.data.glue_tasks import AX, DIAGNOSTIC, LAYOUTS, TASKS, Task
 from collab_heads.data.tables import Row, check_columns, read_table, read_tsv, text_of
 from collab_heads.errors import DataError
@@ -60,32 +64,30 @@ def from_folder(name: str, folder: str | Path, *, test: bool = False, skip_bad_r
         }
         if labelled:
             names = task.labels if layout.by_name else [str(i) for i in range(len(task.labels))]
-            columns["label"] = parse_labels(folder / file, rows, layout.label, names)
+            labels = [row[layout.label].strip() for row in rows]
+            columns["label"] = parse_labels(folder / file, labels, layout.label, names)
         splits[split] = columns
     return Data(task, splits)
 
 
-def parse_labels(path: str | Path, rows: Sequence[Row], column: str, names: Sequence[str]) -> list[int | float]:
+def parse_labels(path: str | Path, labels: Sequence[str], column: str, names: Sequence[str]) -> list[int | float]:
     """Return labels as class numbers, or as floats if there are no class names.
 
     Raises:
         DataError: on another label; the message names the file, the example and what is allowed.
     """
-    labels: list[int | float] = []
-    for number, row in enumerate(rows, 1):
-        text = str(row[column]).strip()
-        if names and text in names:
-            labels.append(list(names).index(text))
-            continue
+    numbers: dict[str, int | float] = {name: number for number, name in enumerate(names)}
+    parsed: list[int | float] = []
+    for number, text in enumerate(labels, 1):
         try:
-            value = float("nan") if names else float(text)
-        except ValueError:
-            value = float("nan")
+            value = numbers[text] if names else float(text)
+        except (KeyError, ValueError):
+            value = math.nan
         if not math.isfinite(value):
-            allowed = ", ".join(names) or "a finite number"
+            allowed = shortened(names) or "a finite number"
             raise DataError(f"{path}, example {number}: label {text!r:.80} in column {column!r}; allowed: {allowed}")
-        labels.append(value)
-    return labels
+        parsed.append(value)
+    return parsed
 
 
 def from_hub(name: str, *, test: bool = False) -> Data:
@@ -115,34 +117,75 @@ def from_hub(name: str, *, test: bool = False) -> Data:
 
 
 def from_files(
-    train: str, validation: str, test: str | None = None, label: str = "label", skip_bad_rows: bool = False
+    train: str,
+    validation: str,
+    test: str | None = None,
+    label: str = "label",
+    skip_bad_rows: bool = False,
+    texts: Sequence[str] | None = None,
 ) -> Data:
-    """Read a task from the user's own files: a label column, and one or two columns of text.
+    """Read a task from the user's own files, and print what was read: a label column, and one or two columns of text.
 
-    The texts are `sentence1` and `sentence2` where they exist, else the first one or two other columns. Labels that
-    are all numbers with a fraction make a regression; anything else makes classes, sorted by name.
+    Args:
+        train: the file of the training examples.
+        validation: the file of the validation examples.
+        test: the file of the test examples, which need no labels.
+        label: the column of the labels. Numbers with a fraction make a regression, anything else makes classes, sorted
+            by name. Up to 20 whole numbers that are written with a fraction ("1.0"), as pandas does after a missing
+            label, are classes, too; more are a regression.
+        skip_bad_rows: leave out rows with a wrong number of fields, but not in the test file.
+        texts: the one or two columns of text; default: `sentence1` and `sentence2` where they exist, else the other
+            columns, without numbers of rows (`id`, `idx`, `index`, and what pandas calls them).
 
     Raises:
-        DataError: if a file is malformed, columns are missing, or a label was not seen in training.
+        DataError: if a file is malformed, columns are missing or are too many, or a label is missing or was not seen in
+            training.
     """
     files = {"train": train, "validation": validation} | ({"test": test} if test else {})
     tables = {split: read_table(path, skip_bad_rows and split != "test") for split, path in files.items()}
-    check_columns(train, tables["train"], [label])
-    others = [name for name in tables["train"][0] if name not in (label, "idx", "id", "index")]
-    texts = [name for name in ("sentence1", "sentence2") if name in others] or others[:2]
-    if not texts:
-        raise DataError(f"{train} has no column of text beside {label!r}")
-    values = [row[label] for row in tables["train"]]
-    names = [] if is_regression(values) else sort_labels({t.strip() for t in texts_of(train, tables["train"], label)})
+    labels = {split: labels_of(path, tables[split], label) for split, path in files.items() if split != "test"}
+    texts = tuple(texts or text_columns(train, tables["train"][0], label))
+    is_score = is_regression(labels["train"]) or is_regression([*labels["train"], *labels["validation"]])
+    if not is_score and all(map(WHOLE.fullmatch, labels["train"])):
+        labels = {split: list(map(without_fraction, column)) for split, column in labels.items()}
+    names = [] if is_score else sort_labels(set(labels["train"]))
     if len(names) == 1:
         raise DataError(f"{train}: all examples have the label {names[0]!r}: there is nothing to learn")
     splits: dict[str, dict[str, list]] = {}
     for split, rows in tables.items():
-        check_columns(files[split], rows, texts if split == "test" else [*texts, label])
+        check_columns(files[split], rows, texts)
         splits[split] = {name: texts_of(files[split], rows, name) for name in texts}
         if split != "test":
-            splits[split]["label"] = parse_labels(files[split], rows, label, names)
-    return Data(Task(None, tuple(texts), tuple(names), "classification" if names else "regression"), splits)
+            splits[split]["label"] = parse_labels(files[split], labels[split], label, names)
+    task = Task(None, texts, tuple(names), "classification" if names else "regression")
+    what = f"{len(names):,} classes ({shortened(names)})" if names else "a regression"
+    tqdm.write(f"{train}: the text is in {' and '.join(map(repr, texts))}; {label!r} makes {what}")
+    return Data(task, splits)
+
+
+ROW_NUMBERS = re.compile(r"|id|idx|index|unnamed: \d+|__index_level_\d+__", re.IGNORECASE)  # as pandas names them, too
+WHOLE = re.compile(r"(-?\d+)(\.0*)?")  # a whole number, also one that is written with a fraction
+NUMBER = re.compile(r"[+-]?\d+([.,]\d*)?")
+FEW = 20  # whole numbers written with a fraction that are classes
+
+
+def text_columns(path: str | Path, columns: Collection[str], label: str) -> Sequence[str]:
+    """Return the columns of text: `sentence1` and `sentence2`, or the one or two that hold neither labels nor numbers.
+
+    Raises:
+        DataError: if there is no other column, or there are more than two.
+    """
+    others = [name for name in columns if name != label and not ROW_NUMBERS.fullmatch(name)]
+    if named := [name for name in ("sentence1", "sentence2") if name in others]:
+        return named
+    if not others:
+        raise DataError(f"{path} has no column of text beside {label!r}")
+    if len(others) > 2:
+        raise DataError(
+            f"{path} has {len(others)} columns beside {label!r} ({shortened(others)}): name the one or two that hold "
+            "the text with --text_columns"
+        )
+    return others
 
 
 def texts_of(path: str | Path, rows: Sequence[Row], column: str) -> list[str]:
@@ -150,16 +193,41 @@ def texts_of(path: str | Path, rows: Sequence[Row], column: str) -> list[str]:
     return [text_of(row[column], f"{path}, row {number}, column {column!r}") for number, row in enumerate(rows, 1)]
 
 
-def is_regression(labels: Sequence) -> bool:
-    """Return True if all labels are numbers, and some have a fraction or are written with one ("3.0")."""
+def labels_of(path: str | Path, rows: Sequence[Row], column: str) -> list[str]:
+    """Return the labels as text; raise DataError if a row has none, or one with a decimal comma."""
+    check_columns(path, rows, [column])
+    labels = [label.strip() for label in texts_of(path, rows, column)]
+    are_numbers = all(map(NUMBER.fullmatch, labels))
+    for number, label in enumerate(labels, 1):
+        where = f"{path}, row {number}: "
+        if not label:
+            raise DataError(f"{where}no label in column {column!r}: give it one, or take the row out")
+        if are_numbers and "," in label:
+            raise DataError(f"{where}label {label!r:.80} in column {column!r}: write a decimal point, not a comma")
+    return labels
+
+
+def without_fraction(label: str) -> str:
+    """Return "1.0" as "1", and any other label as it is."""
+    whole = WHOLE.fullmatch(label)
+    return whole[1] if whole else label
+
+
+def is_regression(labels: Sequence[str]) -> bool:
+    """Return True if all labels are numbers, and one has a fraction, or more than 20 are written with one ("3.0")."""
     try:
-        numbers = [float(label) for label in labels]
-    except (TypeError, ValueError, OverflowError):
+        numbers = {label: float(label) for label in labels}
+    except ValueError:
         return False
-    return any(isinstance(raw, float) or "." in str(raw) or n % 1 for raw, n in zip(labels, numbers, strict=True))
+    if any(number % 1 for label, number in numbers.items() if not WHOLE.fullmatch(label)):  # NaN and inf, too
+        return True
+    return len(set(numbers.values())) > FEW and any("." in label for label in numbers)
 
 
 def sort_labels(names: set[str]) -> list[str]:
     """Sort by number if all names are numbers, else by name."""
-    numbers = all(name.lstrip("-").isdecimal() for name in names)
+    numbers = all(WHOLE.fullmatch(name) and len(name) < MAX_DIGITS for name in names)
     return sorted(names, key=lambda name: (int(name) if numbers else 0, name))
+
+
+MAX_DIGITS = 1000  # of a number that Python still reads

@@ -6,12 +6,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from collab_heads.base.checks import did_you_mean
-from collab_heads.data.tables import read_table, read_text, text_of
+from collab_heads.data.tables import check_columns, is_table, read_table, read_text, text_of
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.files.reading import check_field
 
-TABLES = (".csv", ".tsv", ".json", ".jsonl")
 TRANSLATION = "translation"  # the column of Hub data sets: {"de": "...", "en": "..."}
 Pairs = dict[str, list[str]]  # "source" and "target" -> sentences
 
@@ -47,8 +45,8 @@ def from_files(files: Mapping[str, Sequence[str | Path]], source: str | None, ta
     """Read a corpus from files.
 
     Args:
-        files: split -> one table (CSV, TSV, JSON, JSON lines: a column per language, or a column `translation` that
-            holds both), or two text files with a sentence a line (source first; gzipped where the name ends in .gz).
+        files: split -> one table (see `read_table`: a column per language, or a column `translation` that holds both),
+            or two text files with a sentence a line (source first). Both may be packed (`.gz`, `.zip`).
         source: language of the input, which is the name of its column; not needed for text files.
         target: language of the output.
 
@@ -63,11 +61,11 @@ def from_files(files: Mapping[str, Sequence[str | Path]], source: str | None, ta
         if len(paths) == 2:
             sides = read_two(paths[0], paths[1])
         elif len(paths) == 1:
-            if paths[0].suffix not in TABLES:
+            if not is_table(paths[0]):
                 raise ArgumentError(f"{paths[0]} is one text file: give two, the source and its translation")
             if source is None or target is None:
                 raise ArgumentError(f"{paths[0]} is a table: name its columns with --source_lang and --target_lang")
-            sides = sides_of(paths[0], read_table(paths[0]), source, target)
+            sides = pairs_of(paths[0], read_table(paths[0]), source, target)
         else:
             raise ArgumentError(f"{len(paths)} files for {split}: give one table, or two text files")
         splits[split], dropped[split] = without_empty(" and ".join(map(str, paths)), *sides)
@@ -89,13 +87,13 @@ def from_hub(name: str, config: str | None, source: str, target: str, *, splits:
         except Exception as error:  # whatever the Hub and its loaders raise, with what was asked for
             raise DataError(f"cannot load {name!r} ({config}), split {split!r}: {error}") from error
         where = f"{name}, split {split}"
-        pairs[split], dropped[split] = without_empty(where, *sides_of(where, rows, source, target))
+        pairs[split], dropped[split] = without_empty(where, *pairs_of(where, rows, source, target))
     return Corpus(name, pairs, dropped)
 
 
-def read_two(source: Path, target: Path) -> tuple[list[str], list[str]]:
+def read_two(source: Path, target: Path) -> list[list[str]]:
     """Read two text files with one sentence per line."""
-    sides = read_lines(source), read_lines(target)
+    sides = [read_lines(source), read_lines(target)]
     if len(sides[0]) != len(sides[1]):
         raise DataError(
             f"{source} has {len(sides[0]):,} lines and {target} {len(sides[1]):,}: they must be translations of "
@@ -105,32 +103,42 @@ def read_two(source: Path, target: Path) -> tuple[list[str], list[str]]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a text file, gzipped or not; only a newline ends a line."""
+    """Return the lines of a text file, packed or not; only a newline ends a line."""
     lines = [line.rstrip("\r") for line in read_text(path).removesuffix("\n").split("\n")]
     for number, line in enumerate(lines, 1):
         check_field(f"{path}, line {number}", None, line)
+        if "\0" in line:  # valid UTF-8, but no text file has them
+            raise DataError(f"{path}, line {number}: a null byte, so it is no text file: give one, in UTF-8")
     return lines
 
 
-def sides_of(where: str | Path, rows: Sequence[Mapping], source: str, target: str) -> tuple[list[str], list[str]]:
-    """Return the sentences of the two languages, in the order of the rows."""
+def pairs_of(where: str | Path, rows: Sequence[Mapping], source: str, target: str) -> list[list[str]]:
+    """Return the sentences of the two languages, in the order of the rows, without line breaks."""
+    return [[text.replace("\n", " ") for text in side] for side in columns_of(where, rows, (source, target))]
+
+
+def columns_of(where: str | Path, rows: Sequence[Mapping], names: Sequence[str]) -> list[list[str]]:
+    """Return the texts of some columns, which may be inside of a column `translation`; "" where there is null.
+
+    Raises:
+        DataError: if there are no rows, one lacks a column, or a field is no text.
+    """
     if not rows:
         raise DataError(f"{where} has no rows")
-    pairs = [row[TRANSLATION] for row in rows] if TRANSLATION in rows[0] else rows
-    sides: tuple[list[str], list[str]] = ([], [])
-    for number, row in enumerate(pairs, 1):
-        for side, language in zip(sides, (source, target), strict=True):
-            if not isinstance(row, Mapping) or language not in row:
-                known = list(row) if isinstance(row, Mapping) else []
-                raise DataError(
-                    f"{where}, row {number}: no language {language!r}{did_you_mean(language, known)}; "
-                    f"it has {', '.join(known) or repr(row)[:80]}"
-                )
-            field = f"{where}, row {number}, language {language!r}"
-            text = "" if row[language] is None else text_of(row[language], field)  # null is a missing sentence
+    if TRANSLATION in rows[0] and TRANSLATION not in names:
+        rows = [row.get(TRANSLATION) or {} for row in rows]
+        for number, row in enumerate(rows, 1):
+            if not isinstance(row, Mapping):
+                raise DataError(f"{where}, row {number}: its {TRANSLATION} is {row!r:.80}, expected an object")
+    check_columns(where, rows, names)
+    columns: list[list[str]] = [[] for _ in names]
+    for number, row in enumerate(rows, 1):
+        for column, name in zip(columns, names, strict=True):
+            field = f"{where}, row {number}, column {name!r}"
+            text = "" if row[name] is None else text_of(row[name], field)
             check_field(field, None, text)
-            side.append(text.replace("\n", " "))
-    return sides
+            column.append(text)
+    return columns
 
 
 def without_empty(where: str, source: Sequence[str], target: Sequence[str]) -> tuple[Pairs, int]:

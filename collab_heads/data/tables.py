@@ -1,19 +1,28 @@
-"""Read tables of examples: GLUE's tab-separated files, CSV and JSON. Errors name the file and the line."""
+"""Read tables of examples: GLUE's tab-separated files, CSV, JSON and Parquet. Errors name the file and the line."""
 
 import csv
 import io
 import json
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
-from collab_heads.base.checks import did_you_mean
+from collab_heads.base.checks import did_you_mean, shortened
+from collab_heads.base.extras import check_extra
 from collab_heads.errors import DataError
 from collab_heads.files import reading
-from collab_heads.files.reading import check_field, parse_json
+from collab_heads.files.reading import (
+    check_field,
+    check_unpacked,
+    largest_unpacked,
+    parse_json,
+    read_bytes,
+    unpacked_name,
+)
 
 Row = dict[str, str]
 
@@ -39,7 +48,7 @@ def read_tsv(path: Path, header: Sequence[str] | None = None, skip_bad_rows: boo
     if bad and (not skip_bad_rows or len(bad) == len(rows)):
         number, row = bad[0]
         raise DataError(
-            f"{path}, row {number}: {len(row)} fields, expected {len(columns)} ({', '.join(columns)}); "
+            f"{path}, row {number}: {len(row)} fields, expected {len(columns)} ({shortened(columns)}); "
             f"{len(bad)} such rows of {len(rows)}: mend the file, or pass --skip_bad_rows"
         )
     if bad:
@@ -48,12 +57,14 @@ def read_tsv(path: Path, header: Sequence[str] | None = None, skip_bad_rows: boo
 
 
 def read_csv(path: Path) -> list[Row]:
-    """Read a comma-separated file (RFC 4180) with a header line.
+    """Read a file of values that commas, semicolons or tabs separate (RFC 4180), with a header line.
 
     Raises:
         DataError: on a file that is missing, empty, not UTF-8, has an unclosed quote, or rows of a wrong length.
     """
-    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
+    text = read_text(path)
+    separator = delimiter(text.lstrip().partition("\n")[0])
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     columns: list[str] | None = None
     rows: list[Row] = []
     limit = csv.field_size_limit(sys.maxsize >> 32)  # `check_field` has its own limit
@@ -66,7 +77,7 @@ def read_csv(path: Path) -> list[Row]:
             elif cells:
                 raise DataError(
                     f"{path}, line {reader.line_num}: {len(cells)} fields, expected {len(columns)} "
-                    f"({', '.join(columns)}); fields with commas must stand in double quotes"
+                    f"({shortened(columns)}); fields with {SEPARATORS[separator]} must stand in double quotes"
                 )
     except csv.Error as error:
         raise DataError(
@@ -78,56 +89,102 @@ def read_csv(path: Path) -> list[Row]:
     return not_empty(path, rows)
 
 
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+
+
+def delimiter(header: str) -> str:
+    """Return the character that separates the names in a header line; a comma if there is only one name."""
+    try:
+        return csv.Sniffer().sniff(header, "".join(SEPARATORS)).delimiter
+    except csv.Error:
+        return ","
+
+
 def read_json(path: Path) -> list[Row]:
-    """Read JSON lines, or one JSON list of objects.
+    """Read JSON lines, one JSON list of objects, or an object that holds such a list as `data`.
+
+    Rows may differ in their keys: `check_columns` refuses those that lack one.
 
     Raises:
-        DataError: on a file that is missing, empty or no JSON, or whose rows differ in their columns or hold null.
-            Objects and lists in a field are refused later, by `text_of`.
+        DataError: on a file that is missing, empty or no JSON, or that holds anything but objects. Null, objects and
+            lists in a field are refused later, by `text_of`.
     """
     text = read_text(path)
-    whole = text.lstrip().startswith("[")
-    rows: list = []
-    for number, part in enumerate([text] if whole else text.split("\n")):
-        if not part.strip():
-            continue
-        try:
-            parsed = parse_json(part)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}, line {number + error.lineno}: {error.msg}") from error
-        except ValueError as error:
-            raise DataError(f"{path}{'' if whole else f', line {number + 1}'}: {error}") from error
-        rows += parsed if whole else [parsed]
-    columns = list(rows[0]) if rows and isinstance(rows[0], dict) else []
+    try:
+        whole = parse_json(text)
+        rows = whole.get("data", whole) if isinstance(whole, dict) else whole
+        rows = rows if isinstance(rows, list) else [whole]
+    except json.JSONDecodeError as error:
+        if error.msg != "Extra data":  # which one line after another is
+            raise DataError(f"{path}, line {error.lineno}: {error.msg}") from error
+        rows = [parsed_line(path, number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from error
     for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict) or row.keys() != set(columns):
-            there = ", ".join(row) if isinstance(row, dict) else repr(row)[:80]
-            wanted = f" with {', '.join(columns)}" if columns else ""
-            raise DataError(f"{path}, row {number}: expected an object{wanted}, found {there}")
-        for name, value in row.items():
-            if value is None:
-                raise DataError(f"{path}, row {number}: no value (null) in column {name!r}")
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, row {number}: expected an object, found {row!r:.80}")
     return not_empty(path, rows)
 
 
+def parsed_line(path: Path, number: int, line: str) -> Any:
+    """Parse one of several lines of JSON; raises DataError, which names the line."""
+    try:
+        return parse_json(line)
+    except ValueError as error:
+        raise DataError(f"{path}, line {number}: {getattr(error, 'msg', error)}") from error
+
+
+def read_parquet(path: Path) -> list[Row]:
+    """Read a Parquet file; it may unpack to as much as `files.reading.read_bytes` allows.
+
+    Raises:
+        MissingPackageError: if datasets is not installed, which brings pyarrow.
+        DataError: on a file that is missing, empty or no Parquet file, or that unpacks to more.
+    """
+    check_extra("train", "Parquet files", ("datasets",))
+    import pyarrow.parquet
+
+    limit, size, rows = largest_unpacked(path), 0, []
+    try:
+        with pyarrow.parquet.ParquetFile(io.BytesIO(read_bytes(path))) as file:
+            for batch in file.iter_batches(PORTION):
+                size += batch.nbytes
+                check_unpacked(path, size, limit)
+                rows += batch.to_pylist()
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path} is no Parquet file, or damaged: {error!s:.200}") from error
+    return not_empty(path, rows)
+
+
+PORTION = 1000  # rows that are unpacked at a time
+READERS: dict[str, Callable[[Path], list[Row]]] = {
+    ".csv": read_csv,
+    ".tsv": read_tsv,
+    ".json": read_json,
+    ".jsonl": read_json,
+    ".parquet": read_parquet,
+}
+TABLES = tuple(READERS)
+
+
 def read_table(path: str | Path, skip_bad_rows: bool = False) -> list[Row]:
-    """Read a .csv, .tsv, .json or .jsonl file, gzipped where its name ends in `.gz`."""
+    """Read a table; its kind is that of its name, without `.gz`, or of the name of the only file in a `.zip`."""
     path = Path(path)
-    suffix = Path(path.name.removesuffix(".gz")).suffix
-    tsv = partial(read_tsv, skip_bad_rows=skip_bad_rows)
-    readers: dict[str, Callable[[Path], list[Row]]] = {
-        ".csv": read_csv,
-        ".tsv": tsv,
-        ".json": read_json,
-        ".jsonl": read_json,
-    }
-    if suffix not in readers:
-        raise DataError(f"{path}: unknown kind of file {suffix!r}; known: {', '.join(readers)}")
-    return readers[suffix](path)
+    suffix = Path(unpacked_name(path)).suffix
+    if suffix not in READERS:
+        raise DataError(f"{path}: unknown kind of file {suffix!r}; known: {', '.join(READERS)}")
+    return read_tsv(path, skip_bad_rows=skip_bad_rows) if suffix == ".tsv" else READERS[suffix](path)
+
+
+def is_table(path: str | Path) -> bool:
+    """Return True if a file is a table by its name, packed or not."""
+    return unpacked_name(path).endswith(TABLES)
 
 
 def read_text(path: str | Path) -> str:
-    """Return the text of a file, gzipped if its name ends in `.gz`; raise DataError if it holds none."""
+    """Return the text of a file, unpacked as `reading.read_bytes` does; raise DataError if it holds none."""
     text = reading.read_text(path)
     if not text.strip():
         raise DataError(f"{path} is empty")
@@ -138,19 +195,21 @@ def text_of(value: object, where: str) -> str:
     """Return a field as text: text as it is, numbers as they are written.
 
     Raises:
-        DataError: on anything else, such as an object or a list in a JSON file; `where` is file, row and column.
+        DataError: on anything else, such as null, an object or a list in a JSON file; `where` is file, row and column.
     """
+    if value is None or value != value:  # NaN
+        raise DataError(f"{where}: no value ({'null' if value is None else value}), expected text")
     if not isinstance(value, str | int | float):
         names: dict[type, str] = {dict: "an object", list: "a list"}
         name = names.get(type(value), type(value).__name__)
-        raise DataError(f"{where}: {name}, expected text: {str(value)[:80]}")
+        raise DataError(f"{where}: {name}, expected text: {value!s:.80}")
     return str(value)
 
 
 def check_header(path: Path, columns: Sequence[str]) -> Sequence[str]:
     """Return the columns; raise DataError if one occurs twice."""
-    if twice := sorted({name for name in columns if list(columns).count(name) > 1}):
-        raise DataError(f"{path}: its header has {', '.join(map(repr, twice))} more than once")
+    if twice := sorted(name for name, count in Counter(columns).items() if count > 1):
+        raise DataError(f"{path}: its header has {shortened([repr(name) for name in twice])} more than once")
     return columns
 
 
@@ -165,10 +224,12 @@ def not_empty(path: Path, rows: list[Row]) -> list[Row]:
     return rows
 
 
-def check_columns(path: str | Path, rows: Sequence[Row], wanted: Sequence[str]) -> None:
-    """Raise DataError if the rows lack a wanted column; the message lists those that they have."""
+def check_columns(path: str | Path, rows: Sequence[Mapping], wanted: Sequence[str]) -> None:
+    """Raise DataError if a row lacks a wanted column; the message lists those that it has."""
     for name in wanted:
-        if name not in rows[0]:
-            raise DataError(
-                f"{path} has no column {name!r}{did_you_mean(name, rows[0])}; its columns: {', '.join(rows[0])}"
-            )
+        for number, row in enumerate(rows, 1):
+            if name not in row:
+                where = path if number == 1 else f"{path}, row {number}"
+                raise DataError(
+                    f"{where} has no column {name!r}{did_you_mean(name, row)}; its columns: {shortened(row)}"
+                )

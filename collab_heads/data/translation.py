@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.base.progress import progress_bar
-from collab_heads.data.batches import IGNORED, generate, longest_first, tokenize
+from collab_heads.data.batches import IGNORED, check_room, generate, longest_first, tokenize
 from collab_heads.data.parallel import Corpus
 from collab_heads.data.tokenizing import digest_of_tokens, tokenized_by, tokenized_in
 from collab_heads.model.batches import evaluating
@@ -73,8 +73,11 @@ def encode(
         cache: folder to which tokenized splits are written, and from which they are read; None for none.
 
     Raises:
+        ArgumentError: if a limit leaves no room for text.
         OutputError: if the cache cannot be written.
     """
+    check_room("--max_source_length", max_source, tokenizer)
+    check_room("--max_target_length", max_target, tokenizer)
 
     def tokenized(pairs: Mapping[str, list[str]]) -> dict[str, list]:
         return tokenize(pairs, tokenizer, prefix, max_source, max_target)

@@ -1,11 +1,14 @@
 """Read files that others made: an error names the file, and what is read is bounded by the size of the file."""
 
+import codecs
 import gzip
 import json
 import os
 import stat
+import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +21,8 @@ ALWAYS_UNPACKED = 1 << 24  # bytes, 16 MiB: small files may hold anything
 CHUNK = 1 << 20
 OPENED = ("/dev/fd", "/proc/self/fd")  # paths in these are descriptors that a shell passed on
 KINDS = {stat.S_ISDIR: "folder", stat.S_ISFIFO: "named pipe", stat.S_ISSOCK: "socket"}
+# Bytes at the beginning of a text that name its encoding; a mark of UTF-32 begins with one of UTF-16.
+MARKS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 MAX_FIELD = 1 << 17  # characters; a tokenizer takes up to a second for so many, and models read the first thousand
 
 
@@ -39,7 +44,7 @@ def check_file(path: str | Path) -> None:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """Return the content of a file, unpacked if its name ends in `.gz`.
+    """Return the content of a file, unpacked if its name ends in `.gz`, or in `.zip` and it holds one file.
 
     At most 50 times the size of the file is unpacked, or 16 MiB if that is more.
 
@@ -49,38 +54,85 @@ def read_bytes(path: str | Path) -> bytes:
     path = Path(path)
     check_file(path)
     try:
-        if path.suffix != ".gz":
+        if path.suffix not in PACKED:
             return path.read_bytes()
-        size = path.stat().st_size
-        limit, data = max(ALWAYS_UNPACKED, LARGEST_RATIO * size), bytearray()
-        with gzip.open(path) as file:
+        limit, data = largest_unpacked(path), bytearray()
+        with PACKED[path.suffix](path) as file:
             while chunk := file.read(CHUNK):
                 data += chunk
-                if len(data) > limit:
-                    raise DataError(
-                        f"{path} has {size:,} bytes and unpacks to more than {limit:,}: text does not pack so tightly; "
-                        "if it is what you want to read, unpack it first (gunzip)"
-                    )
+                check_unpacked(path, len(data), limit)
         return bytes(data)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path} is no gzip file, or damaged: {error}") from error
+    except UNPACKING as error:
+        kind = "zip" if path.suffix == ".zip" else "gzip"
+        raise DataError(f"{path} is no {kind} file, or damaged: {error}") from error
     except DataError:
         raise
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from error
 
 
+def largest_unpacked(path: Path) -> int:
+    """Return how many bytes a packed file may unpack to."""
+    return max(ALWAYS_UNPACKED, LARGEST_RATIO * path.stat().st_size)
+
+
+def check_unpacked(path: Path, size: int, limit: int) -> None:
+    """Raise DataError if a packed file has unpacked to more bytes than its limit."""
+    if size > limit:
+        raise DataError(
+            f"{path} has {path.stat().st_size:,} bytes and unpacks to more than {limit:,}: text does not pack so "
+            "tightly; if it is what you want to read, unpack it first (gunzip)"
+        )
+
+
+@contextmanager
+def opened_zip(path: Path) -> Iterator[Any]:
+    """Open the only file in a zip archive; raises DataError if it holds several, or none."""
+    with zipfile.ZipFile(path) as archive, archive.open(name_in_zip(archive, path)) as file:
+        yield file
+
+
+def name_in_zip(archive: zipfile.ZipFile, path: Path) -> str:
+    """Return the name of the only file in an archive; folders and what macOS adds do not count."""
+    names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
+    if len(names) != 1:
+        raise DataError(f"{path} holds {len(names)} files, expected one: unpack it first, and give the file")
+    return names[0]
+
+
+def unpacked_name(path: str | Path) -> str:
+    """Return the name that a file has unpacked: without `.gz`, or the name in a zip archive."""
+    path = Path(path)
+    if path.suffix != ".zip":
+        return path.name.removesuffix(".gz")
+    check_file(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return name_in_zip(archive, path)
+    except (*UNPACKING, OSError) as error:
+        raise DataError(f"{path} is no zip file, or damaged: {error}") from error
+
+
+PACKED: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".zip": opened_zip}
+# RuntimeError: a zip file with a password; NotImplementedError: packed in a way that Python does not know
+UNPACKING = (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile, RuntimeError, NotImplementedError)
+
+
 def read_text(path: str | Path) -> str:
-    """Return the text of a file, gzipped if its name ends in `.gz`, without a byte-order mark.
+    """Return the text of a file, unpacked as `read_bytes` does, without a byte-order mark.
 
     Raises:
-        DataError: as `read_bytes`, and if it is not UTF-8; the message names the line.
+        DataError: as `read_bytes`, and if it is neither UTF-8 nor begins with the mark of UTF-16 or UTF-32; the message
+            names the line.
     """
+    data = read_bytes(path)
+    encoding = next((name for mark, name in MARKS.items() if data.startswith(mark)), "utf-8-sig")
     try:
-        return read_bytes(path).decode("utf-8-sig")
+        return data.decode(encoding)
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise DataError(f"{path}, line {line}: not UTF-8 (byte 0x{error.object[error.start]:02x})") from error
+        known = "UTF-8" if encoding == "utf-8-sig" else encoding.upper()
+        raise DataError(f"{path}, line {line}: not {known} (byte 0x{error.object[error.start]:02x})") from error
 
 
 def parse_json(text: str, **options) -> Any:

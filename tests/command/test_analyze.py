@@ -58,17 +58,17 @@ def test_the_summary_comes_first_and_a_row_per_head_when_asked_for(bert, tmp_pat
     )
 
 
-def test_sentences_that_are_too_long_are_left_out_and_counted(bert, tmp_path, capsys):
+def test_sentences_that_are_too_long_are_cut_and_counted(bert, tmp_path, capsys):
     text = write_lines(tmp_path / "text.txt", ["a dog", "the old man sees it", "a cat"])
     report = run([str(bert), "--data", text, *PARTS, "--max_length", "4"])
-    assert report.data["sentences"] == 2
+    assert report.data["sentences"] == 3
     assert run([str(bert), "--data", text, *PARTS, "--samples", "1"]).data["sentences"] == 1
-    assert "left out 1 of 3 sentences of more than 4 tokens" in capsys.readouterr().out
-    report = run(
-        [str(bert), "--data", write_lines(tmp_path / "long", ["a dog", "a " * 300]), *PARTS, "--max_length", "999"]
-    )
-    assert report.data["sentences"] == 1  # the model's own limit counts
-    with pytest.raises(ArgumentError, match="--max_length 2: every sentence of"):
+    printed = capsys.readouterr().out
+    assert "cut 1 of 3 sentences to 4 tokens (--max_length)" in printed and "query tokens: 9 of enc-self" in printed
+    long = write_lines(tmp_path / "long", ["a dog", "a " * 300])
+    assert run([str(bert), "--data", long, *PARTS, "--max_length", "999"]).data["sentences"] == 2
+    assert "(this model reads no more)" in capsys.readouterr().out
+    with pytest.raises(ArgumentError, match="--max_length: 2 tokens leave no room for text"):
         run([str(bert), "--data", text, *PARTS, "--max_length", "2"])
 
 

@@ -200,7 +200,7 @@ def refused(tmp_path, bert, texts):
         ([texts, texts, "--output_dir", out], ArgumentError, "takes one: it does not translate"),
         ([empty, "--output_dir", out], DataError, "empty is empty"),
         ([few, "--output_dir", out], DataError, "few: 7 sentences, and one of 8 is kept to measure on: give more"),
-        ([texts, "--output_dir", out, "--max_length", "2"], ArgumentError, "every sentence of .* is longer"),
+        ([texts, "--output_dir", out, "--max_length", "2"], ArgumentError, "--max_length: 2 tokens leave no room"),
         ([texts, "--output_dir", out, "--budgets", "0.5"], ArgumentError, "did you mean '--budget'"),
     )
 

@@ -6,7 +6,7 @@ import commands
 import pytest
 import torch
 
-from collab_heads.command.inputs import batches_of, fitting, load, longest, read_data, translations
+from collab_heads.command.inputs import batches_of, load, longest, read_data, translations
 from collab_heads.errors import ArgumentError
 
 
@@ -42,16 +42,19 @@ def test_one_file_is_translated(marian, pairs, tmp_path):
     assert sorted(tokenizer.batch_decode(rows, skip_special_tokens=True)) == sorted(own)
 
 
-def test_pairs_of_which_one_side_is_too_long_are_left_out(marian, pairs):
+def test_long_pairs_are_cut_on_both_sides(marian, pairs, capsys):
     args, model, tokenizer = loaded(marian, "--data", *pairs, "--max_length", 1000)
     texts = read_data(args)
-    args.max_length = max(len(row) for row in tokenizer(text_target=texts["target"])["input_ids"]) - 1
-    kept = fitting(args, model, tokenizer, texts)
-    assert 0 < len(kept["source"]) == len(kept["target"]) < len(texts["source"])
-    assert (
-        dict(zip(texts["source"], texts["target"], strict=True)).items()
-        >= dict(zip(*kept.values(), strict=True)).items()
-    )
+    whole = tokenizer(texts["source"])["input_ids"], tokenizer(text_target=texts["target"])["input_ids"]
+    most = args.max_length = max(map(len, whole[1])) - 1
+    batches = batches_of(args, model, tokenizer, texts)
+    for name, side in zip(("input_ids", "labels"), whole, strict=True):
+        cut = [row if len(row) <= most else [*row[: most - 1], row[-1]] for row in side]
+        pad = tokenizer.pad_token_id
+        found = [row[(row != pad) & (row != -100)].tolist() for batch in batches for row in batch[name]]
+        assert sorted(found) == sorted(cut)
+    long = sum(max(map(len, rows)) > most for rows in zip(*whole, strict=True))
+    assert f"cut {long} of 7 sentences to {most} tokens (--max_length)" in capsys.readouterr().out
 
 
 def test_an_encoder_reads_the_two_columns_of_a_table_together(bert, tmp_path):
@@ -60,11 +63,15 @@ def test_an_encoder_reads_the_two_columns_of_a_table_together(bert, tmp_path):
     args, model, tokenizer = loaded(bert, "--data", table, "--column", "one", "two", "--source_prefix", "w0 ")
     args.max_length = 8  # [CLS] w0 w1 w2 [SEP] w3 [SEP] has 7 tokens, the other row 8
     texts = read_data(args)
-    (batch,) = batches_of(args, model, tokenizer, fitting(args, model, tokenizer, texts))
+    (batch,) = batches_of(args, model, tokenizer, texts)
     assert tokenizer.decode(batch["input_ids"][0]) == "[CLS] w0 w4 [SEP] w5 w6 w7 [SEP]"
     assert batch["token_type_ids"].tolist() == [[0] * 4 + [1] * 4, [0] * 5 + [1] * 2 + [0]]
     args.max_length = 7
-    assert fitting(args, model, tokenizer, texts) == {"source": ["w1 w2"], "target": ["w3"]}
+    (batch,) = batches_of(args, model, tokenizer, texts)
+    assert tokenizer.batch_decode(batch["input_ids"])[1] == "[CLS] w0 w4 [SEP] w5 w6 [SEP]"  # the longer text is cut
+    args.max_length = 3
+    with pytest.raises(ArgumentError, match=r"--max_length: 3 tokens leave no room for text, the .* adds 3 of its own"):
+        batches_of(args, model, tokenizer, texts)
 
 
 def test_without_a_padding_token_texts_are_padded_with_their_end(bert, tmp_path):
@@ -81,17 +88,12 @@ def test_without_a_padding_token_texts_are_padded_with_their_end(bert, tmp_path)
 
 def test_a_length_that_was_never_typed_is_not_said_to_be(marian, tmp_path, capsys):
     long = tmp_path / "long.txt"
-    long.write_text("the dog " * 200 + "\n")
+    long.write_text("the dog " * 200 + "\nthe dog\n")
     args, model, tokenizer = loaded(marian, "--data", long, "--max_length", 300)
     most = longest(args, model, tokenizer)
     assert most < 300
-    said = f"--max_length 300: every sentence of {long} is longer, and this model reads {most} tokens at most"
-    for max_length, words in ((300, said), (most, f"--max_length {most}: every sentence of {long} is longer")):
+    for max_length, why in ((300, "this model reads no more"), (most, "--max_length")):
         args.max_length = max_length
-        with pytest.raises(ArgumentError) as caught:
-            fitting(args, model, tokenizer, read_data(args))
-        assert str(caught.value) == words and args.max_length == max_length
-    long.write_text("the dog " * 200 + "\nthe dog\n")
-    args.max_length = 300
-    fitting(args, model, tokenizer, read_data(args))
-    assert f"left out 1 of 2 sentences of more than {most} tokens" in capsys.readouterr().out
+        (batch,) = batches_of(args, model, tokenizer, read_data(args))
+        assert f"cut 1 of 2 sentences to {most} tokens ({why})" in capsys.readouterr().out
+        assert batch["input_ids"].shape == (2, most) and args.max_length == max_length

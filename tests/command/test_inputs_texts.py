@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zipfile
 from argparse import Namespace
 
 import pytest
@@ -71,3 +72,18 @@ def test_what_is_refused(tmp_path):
     ):
         with pytest.raises(error, match=said):
             read(*files, column=column)
+
+
+def test_the_commands_read_the_tables_of_the_scripts(tmp_path, capsys):
+    nested = [{"translation": {"de": "eins", "en": "one"}}, {"translation": {"de": None, "en": "two"}}]
+    table = packed(tmp_path / "a.jsonl.gz", "\n".join(map(json.dumps, nested)))
+    assert read(table, column=["de", "en"]) == {"source": ["eins"], "target": ["one"]}
+    assert read(table, column=["de"]) == {"source": ["eins"]}
+    assert "left out 1 of 2 lines" in capsys.readouterr().out
+    data = written(tmp_path / "a.json", json.dumps({"data": [{"text": "one"}, {"text": "two", "id": 7}]}))
+    assert read(data, column=["text"]) == {"source": ["one", "two"]}
+    assert read(written(tmp_path / "a.csv", "text;n\nan, apple;1\n"), column=["text"]) == {"source": ["an, apple"]}
+    assert read(written(tmp_path / "a.txt", "a\nü\n".encode("utf-16"))) == {"source": ["a", "ü"]}
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("dev.de", "eins\nzwei\n")
+    assert read(tmp_path / "a.zip") == {"source": ["eins", "zwei"]}

@@ -237,7 +237,9 @@ def examples(*labels, **more):
         ((" pos", "neg "), ("neg", "pos"), [1, 0]),
         (("1", "x"), ("1", "x"), [0, 1]),
         ((1.5, 2.0), (), [1.5, 2.0]),
-        (("3.0", "-2"), (), [3.0, -2.0]),
+        (("3.0", "-2"), ("-2", "3"), [1, 0]),
+        ((1.0, 0.0, 1.0), ("0", "1"), [1, 0, 1]),
+        ([f"{i}.0" for i in range(21)], (), [float(i) for i in range(21)]),
     ),
 )
 def test_own_files_are_classification_or_regression_by_their_labels(kind, labels, names, numbers, tmp_path):
@@ -269,11 +271,67 @@ def test_the_texts_are_sentence1_and_2_or_the_first_other_columns(tmp_path):
     def texts(row):
         return from_files(*write_files(tmp_path, [{**row, "label": "a"}, {**row, "label": "b"}])).task.texts
 
-    assert texts({"idx": 1, "title": "t", "body": "b", "note": "n"}) == ("title", "body")
+    assert texts({"idx": 1, "title": "t", "body": "b"}) == ("title", "body")
     assert texts({"title": "t", "sentence2": "b", "sentence1": "n"}) == ("sentence1", "sentence2")
     assert texts({"id": 1, "text": "t", "index": 3}) == ("text",)
     with pytest.raises(DataError, match=r"train\.csv has no column of text beside 'label'"):
         texts({"idx": 1})
+    with pytest.raises(DataError, match=r"3 columns beside 'label' \(author, date, text\): name .* --text_columns"):
+        texts({"author": "x", "date": "2020", "text": "t"})
+
+
+@pytest.mark.parametrize("name", ("", "Unnamed: 0", "ID", "Idx", "INDEX", "__index_level_0__"))
+def test_numbers_of_rows_are_no_text(name, tmp_path):
+    """pandas writes them into a column without a name, and reads that as "Unnamed: 0"."""
+    rows = [{name: i, "sentence": f"text {i}", "label": "ab"[i % 2]} for i in range(4)]
+    assert from_files(*write_files(tmp_path, rows)).task.texts == ("sentence",)
+
+
+def test_columns_of_text_can_be_named(tmp_path):
+    files = write_files(tmp_path, [{"author": "x", "text": f"t {i}", "note": "n", "label": "ab"[i]} for i in range(2)])
+    assert from_files(*files, texts=["text"]).splits["train"]["text"] == ["t 0", "t 1"]
+    assert from_files(*files, texts=["note", "text"]).task.texts == ("note", "text")
+    with pytest.raises(DataError, match=r"train\.csv has no column 'txt' \(did you mean 'text'\?\)"):
+        from_files(*files, texts=["txt"])
+
+
+def test_what_was_read_is_printed(tmp_path, capsys):
+    from_files(*write_files(tmp_path, examples("1.0", "0.0")))
+    said = f"{tmp_path}/train.csv: the text is in 'sentence1' and 'sentence2'; 'label' makes 2 classes (0, 1)\n"
+    assert said in capsys.readouterr().out
+    from_files(*write_files(tmp_path, [{"text": "x", "label": 0.5}, {"text": "y", "label": 1}]))
+    assert "the text is in 'text'; 'label' makes a regression" in capsys.readouterr().out
+    from_files(*write_files(tmp_path, examples(*(f"class {i:03}" for i in range(500)))))
+    assert "makes 500 classes (class 000, class 001" in (said := capsys.readouterr().out) and len(said) < 400
+
+
+@pytest.mark.parametrize("labels", (("a", "b", " "), ("1", "0", ""), ("1.5", "0.5", "")))
+@pytest.mark.parametrize("split", (0, 1))
+def test_a_row_without_a_label_is_refused(split, labels, tmp_path):
+    whole = examples("1.5", "0.5") if "." in labels[0] else examples(*labels[:2])
+    parts = [whole, whole]
+    parts[split] = examples(*labels)
+    with pytest.raises(DataError, match=rf"{('train', 'validation')[split]}\.csv, row 3: no label in column 'label'"):
+        from_files(*write_files(tmp_path, *parts))
+
+
+def test_labels_with_a_decimal_comma_are_refused(tmp_path):
+    with pytest.raises(DataError, match=r"row 2: label '0,5' in column 'label': write a decimal point"):
+        from_files(*write_files(tmp_path, examples("1", "0,5", "2.5")))
+    assert from_files(*write_files(tmp_path, examples("a", "0,5"))).task.labels == ("0,5", "a")
+
+
+def test_one_split_may_write_whole_numbers_with_a_fraction(tmp_path):
+    data = from_files(*write_files(tmp_path, examples("1.0", "0.0"), examples("0", "1")))
+    assert data.task.labels == ("0", "1") and data.splits["validation"]["label"] == [0, 1]
+    data = from_files(*write_files(tmp_path, examples("1.0", "0.0"), examples("0.5", "1")))
+    assert data.task.labels == () and data.splits["train"]["label"] == [1.0, 0.0]
+
+
+def test_numbers_that_are_none_are_no_classes(tmp_path):
+    for value in ("nan", "inf"):
+        with pytest.raises(DataError, match=f"label '{value}' in column 'label'; allowed: a finite number"):
+            from_files(*write_files(tmp_path, examples("1", "0", value)))
 
 
 def test_labels_that_training_did_not_have_are_refused(tmp_path):

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zipfile
 
 import datasets
 import pytest
@@ -149,6 +150,24 @@ def test_tables_with_a_column_per_language_or_one_for_both(write):
             assert read(path, languages=("en", "de")) == {"source": SIDES["target"], "target": SIDES["source"]}
 
 
+def test_packed_tables_are_tables(write, tmp_path):
+    nested = [json.dumps({"id": 7, "translation": {"en": en, "de": de}}) for de, en in PAIRS]
+    for name in ("x.jsonl.gz", "x.jsonl.zip", "pairs.zip"):
+        path = tmp_path / name
+        if name.endswith(".gz"):
+            path.write_bytes(gzip.compress("\n".join(nested).encode()))
+        else:
+            with zipfile.ZipFile(path, "w") as archive:
+                archive.writestr("x.jsonl", "\n".join(nested))
+        assert read(path) == SIDES
+
+
+def test_null_in_a_column_of_a_table_is_a_missing_translation(write):
+    path = write('{"de": "a", "en": null}\n{"de": "b", "en": "c"}\n', "x.jsonl")
+    assert read(path) == {"source": ["b"], "target": ["c"]}
+    refused([write('{"translation": {"de": "a", "en": "b"}}\n{"de": "x"}\n', "x.jsonl")], "row 2 has no column 'de'")
+
+
 def test_a_line_break_inside_a_cell_does_not_end_the_sentence(write):
     path = write('de,en\n"ein\nHund",a dog\nzwei Hunde,two dogs\n', "x.csv")
     assert read(path) == SIDES
@@ -165,10 +184,10 @@ def test_a_missing_language_is_named_with_a_suggestion(write):
     columns = [{"de": de, "eng": en} for de, en in PAIRS]
     nested = [{"translation": row} for row in columns]
     for path in (*tables(write, columns), *tables(write, nested)):
-        refused([path], f"{path}, row 1: no language 'en' (did you mean 'eng'?); it has de, eng")
+        refused([path], f"{path} has no column 'en' (did you mean 'eng'?); its columns: de, eng")
     ragged = [{"translation": {"de": "a", "en": "b"}}, {"translation": {"de": "a"}}]
-    refused([tables(write, ragged)[0]], "row 2: no language 'en'; it has de")
-    refused([tables(write, [{"translation": "a ||| b"}])[0]], "row 1: no language 'de'", "it has 'a ||| b'")
+    refused([tables(write, ragged)[0]], "row 2 has no column 'en'; its columns: de")
+    refused([tables(write, [{"translation": "a ||| b"}])[0]], "row 1: its translation is 'a ||| b', expected an object")
 
 
 @pytest.mark.parametrize("languages", (("de", "en"), (None, None)))
@@ -201,7 +220,7 @@ def test_the_hub(monkeypatch, capsys):
     assert (corpus.name, corpus.splits) == ("wmt16", {"train": SIDES, "validation": SIDES})
     assert corpus.dropped == {"train": 0, "validation": 1}
     assert "wmt16, split validation: dropped 1 of 3 pairs" in capsys.readouterr().out
-    with pytest.raises(DataError, match=r"wmt16, split train, row 1: no language 'enn' \(did you mean 'en'\?\)"):
+    with pytest.raises(DataError, match=r"wmt16, split train has no column 'enn' \(did you mean 'en'\?\)"):
         from_hub("wmt16", "de-en", "de", "enn", splits=["train"])
 
 

@@ -2,10 +2,15 @@
 
 import csv
 import json
+import time
+import zipfile
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
-from collab_heads.data.tables import check_columns, read_csv, read_json, read_table, read_tsv
+from collab_heads.base.extras import MissingPackageError
+from collab_heads.data.tables import check_columns, is_table, read_csv, read_json, read_table, read_tsv, text_of
 from collab_heads.errors import DataError
 from collab_heads.files.reading import MAX_FIELD
 
@@ -136,9 +141,21 @@ def test_broken_json_is_refused_by_its_line(write):
     refused(read_json, write('[{"a": 1}'), "line 1: ")
 
 
-def test_json_rows_with_other_columns_are_refused(write):
-    refused(read_json, write('{"a": 1, "b": 2}\n{"a": 1}\n'), "row 2: expected an object with a, b, found a")
-    refused(read_json, write('[{"a": 1}, [1, 2]]'), "row 2: expected an object with a, found [1, 2]")
+def test_rows_may_have_other_keys_unless_one_is_needed(write):
+    rows = [{"a": 1, "b": 2}, {"a": 1, "b": 3, "c": None}, {"a": 1}]
+    path = write("\n".join(map(json.dumps, rows)))
+    assert read_json(path) == rows
+    check_columns(path, rows, ["a"])
+    with pytest.raises(DataError, match=r"row 3 has no column 'b'; its columns: a"):
+        check_columns(path, rows, ["a", "b"])
+    refused(read_json, write('[{"a": 1}, [1, 2]]'), "row 2: expected an object, found [1, 2]")
+
+
+@pytest.mark.parametrize("indent", (None, 2))
+def test_a_list_may_be_the_data_of_an_object(indent, write):
+    rows = [{"a": "x"}, {"a": "y"}]
+    assert read_json(write(json.dumps({"schema": {}, "data": rows}, indent=indent))) == rows
+    assert read_json(write(json.dumps({"a": 1, "b": "data"}, indent=indent))) == [{"a": 1, "b": "data"}]
 
 
 @pytest.mark.parametrize("text", ("[1, 2]", "[null]", "5\n6\n", "null", '"abc"\n', '{"a": 1}\n5\n'))
@@ -184,6 +201,79 @@ def test_the_kind_of_a_table_is_its_suffix(write):
         path = write(text, name)
         expected = {"t.csv": "x\ty", "t.tsv": "x,y"}.get(name, "z")
         assert read_table(path) == read_table(str(path)) == [{"a": "1", "b": expected}]
+
+
+@pytest.mark.parametrize("encoding", ("utf-16", "utf-16-le", "utf-16-be", "utf-32"))
+def test_a_mark_of_utf_16_names_the_encoding(encoding, write):
+    text = "\ufeff" * encoding.endswith("e") + "a\tb\nZürich\t2\n"
+    assert read_tsv(write(text.encode(encoding))) == [{"a": "Zürich", "b": "2"}]
+    assert read_csv(write(text.encode(encoding))) == [{"a": "Zürich", "b": "2"}]
+    if encoding == "utf-16":
+        refused(read_tsv, write(text.encode(encoding)[:-1]), "line 2: not UTF-16")
+
+
+@pytest.mark.parametrize("separator", (",", ";", "\t"))
+def test_csv_is_separated_as_its_header_is(separator, write):
+    cells = [["text", "the, label"], ["a; b, c\td", "1"], ['say ""x""', "2"]]
+    lines = [separator.join(f'"{cell}"' for cell in row) for row in cells]
+    expected = [{"text": "a; b, c\td", "the, label": "1"}, {"text": 'say "x"', "the, label": "2"}]
+    assert read_csv(write("\n".join(lines))) == expected
+    plain = write(f"text{separator}label\nit's{separator}1\n")
+    assert read_csv(plain) == [{"text": "it's", "label": "1"}]
+    refused(read_csv, write(f"a{separator}b\n1{separator}2{separator}3\n"), "line 2: 3 fields", "must stand in double")
+    assert read_csv(write("sentence\na; b\n")) == [{"sentence": "a; b"}]
+
+
+def test_parquet_is_read_within_bounds(tmp_path, monkeypatch):
+    rows = [{"text": "a", "label": 1.0}, {"text": None, "label": 0.5}]
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    assert read_table(path) == rows
+    (tmp_path / "x.parquet").write_bytes(b"PAR1" + path.read_bytes()[9:])
+    refused(read_table, tmp_path / "x.parquet", "is no Parquet file, or damaged")
+    parquet.write_table(pyarrow.table({"a": ["x" * 100_000] * 1000}), path)
+    assert path.stat().st_size < 10_000
+    refused(read_table, path, "unpacks to more than 16,777,216")
+    monkeypatch.setattr("collab_heads.base.extras.is_installed", lambda module: False)
+    with pytest.raises(MissingPackageError, match="Parquet files need datasets"):
+        read_table(path)
+
+
+def test_a_field_without_a_value_is_no_text():
+    assert (text_of("a", ""), text_of(1.0, "")) == ("a", "1.0")
+    for nothing in (None, float("nan")):
+        with pytest.raises(DataError, match=r"here: no value .*, expected text"):
+            text_of(nothing, "here")
+
+
+def test_zip_files_hold_one_file(tmp_path):
+    def packed(files):
+        path = tmp_path / "t.csv.zip"
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, text in files.items():
+                archive.writestr(name, text)
+        return path
+
+    assert read_table(packed({"t.csv": "a,b\n1,2\n", "__MACOSX/t.csv": "x"})) == [{"a": "1", "b": "2"}]
+    assert is_table(packed({"t.jsonl": "{}"})) and not is_table(packed({"t.txt": "x"}))
+    refused(read_table, packed({"a.csv": "a\n1\n", "b.csv": "a\n1\n"}), "holds 2 files, expected one")
+    refused(read_table, packed({}), "holds 0 files")
+    refused(read_table, packed({"t.csv": "\n" * (1 << 25)}), "unpacks to more than")
+    path = packed({"t.csv": "a\n1\n"})
+    path.write_bytes(path.read_bytes()[:-30])
+    refused(read_table, path, "is no zip file, or damaged")
+    refused(read_table, tmp_path / "none.zip", "No such file")
+
+
+def test_a_header_of_many_columns_is_checked_at_once(write):
+    names = [f"c{i}" for i in range(20_000)]
+    started = time.monotonic()
+    rows = read_csv(write(",".join(names) + "\n" + ",".join("1" * len(names)) + "\n"))
+    assert len(rows[0]) == len(names) and time.monotonic() - started < 3  # one by one they took more than ten
+    with pytest.raises(DataError) as caught:
+        check_columns("t.csv", rows, ["c"])
+    assert "c0, c1, c2" in str(caught.value) and "(20,000 in all)" in str(caught.value) and len(str(caught.value)) < 300
+    refused(read_csv, write(",".join(names + names) + "\n"), "'c0'", "(20,000 in all) more than once")
 
 
 @pytest.mark.parametrize("name", ("t.txt", "t", "t.csv.bz2"))

@@ -15,7 +15,7 @@ from collab_heads.base.extras import check_extra
 from collab_heads.command.flags import analyzing, arguments, collaborative, heads, rotating
 from collab_heads.command.flags.checks import check_flags
 from collab_heads.command.flags.parsing import AUTO, count_from_1, path
-from collab_heads.command.flags.shared import add_demo_argument, check_demo, check_files
+from collab_heads.command.flags.shared import TABLE, add_demo_argument, check_demo, check_files
 from collab_heads.data.glue_tasks import TASKS
 from collab_heads.errors import ArgumentError, DataError
 
@@ -44,12 +44,19 @@ def add_data_arguments(parser: ArgumentParser) -> None:
         "--train_file",
         type=path,
         metavar="FILE",
-        help="your own training examples, instead of --task_name: a .csv, .tsv, .json or .jsonl file with a label and "
-        "one or two columns of text",
+        help=f"your own training examples, instead of --task_name: {TABLE}, with a label and one or two columns of "
+        "text",
     )
     add("--validation_file", type=path, metavar="FILE", help="your own validation examples")
     add("--test_file", type=path, metavar="FILE", help="your own test examples, for --do_predict; no labels needed")
     add("--label_column", default="label", metavar="NAME", help="column of the label in your own files")
+    add(
+        "--text_columns",
+        nargs="+",
+        metavar="NAME",
+        help="one or two columns of text in your own files (default: sentence1 and sentence2, or those "
+        "beside the label)",
+    )
     add(
         "--skip_bad_rows",
         action="store_true",
@@ -97,10 +104,14 @@ def check_data(args: Namespace) -> None:
         check_choice("--task_name", args.task_name, TASKS)
         if any(files) or args.test_file:
             raise ArgumentError("--task_name and files of your own exclude each other")
+        if args.text_columns:
+            raise ArgumentError("--text_columns is for files of your own: without --task_name")
     elif not all(files):
         raise ArgumentError("give --task_name, or --train_file and --validation_file")
     elif args.data_dir:
         raise ArgumentError("--data_dir needs --task_name")
+    if args.text_columns and len(args.text_columns) > 2:
+        raise ArgumentError(f"--text_columns names {len(args.text_columns)} columns: give one or two")
     if args.num_train_epochs == AUTO:
         if args.task_name is None:
             raise ArgumentError(f"--num_train_epochs {AUTO} is for GLUE's tasks: give files of your own a number")

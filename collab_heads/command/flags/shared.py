@@ -11,6 +11,7 @@ from collab_heads.errors import ArgumentError, OutputError
 from collab_heads.files.folders import OLD, alone_in, beside
 from collab_heads.files.reading import check_file
 
+TABLE = "a table (.csv, .tsv, .json, .jsonl, .parquet, also as .gz or .zip)"
 MODULES = "modules.json"  # of sentence-transformers: lists the parts of a model and their folders
 
 
@@ -60,8 +61,8 @@ def add_data_arguments(parser: ArgumentParser, *, required: bool = True, why: st
         nargs="+",
         required=required,
         metavar="FILE",
-        help=f"{why}text file with a sentence a line, or a table (.csv, .tsv, .json, .jsonl); for a translation model "
-        "also the file of its translations",
+        help=f"{why}text file with a sentence a line, or {TABLE}; for a translation model also the file of its "
+        "translations",
     )
     add(
         "--column",
@@ -88,7 +89,7 @@ def add_running_arguments(parser: ArgumentParser) -> None:
         type=count_from_1,
         default=128,
         metavar="N",
-        help="leave out sentences of more tokens (word pieces)",
+        help="cut sentences to this many tokens (word pieces)",
     )
     add("--source_prefix", default="", metavar="TEXT", help="text before every input, as T5 wants it")
     add("--device", default="cpu", metavar="DEVICE", help="where the model runs, such as cuda")

@@ -7,6 +7,7 @@ from collab_heads.command.flags import heads
 from collab_heads.command.flags.arguments import trains
 from collab_heads.command.flags.parsing import count, count_from_1, not_negative, path, per_role
 from collab_heads.command.flags.scratch import add_sizes, check_born, check_sizes_fit, from_scratch
+from collab_heads.command.flags.shared import TABLE
 from collab_heads.errors import ArgumentError
 from collab_heads.sites.state import MIXING_INITS
 
@@ -38,8 +39,7 @@ def add_translation_data(parser: argparse.ArgumentParser) -> None:
             nargs="+",
             type=path,
             metavar="FILE",
-            help="one table (.csv .tsv .json .jsonl), or two text files with a sentence a line, the source first "
-            "(gzipped where the name ends in .gz)",
+            help=f"{TABLE}, or two text files with a sentence a line, the source first",
         )
     add(
         "--do_predict",

@@ -290,6 +290,8 @@ def test_broken_data_is_refused_before_anything_is_written(kind, message, bert, 
 
 def test_a_glue_folder_is_read(bert, tmp_path):
     data = ["--task_name", "MRPC", "--data_dir", str(broken(tmp_path / "glue", "good"))]
+    with pytest.raises(CollabHeadsError, match="--text_columns is for files of your own"):
+        run(bert, data, None, "--text_columns", "#1 String")
     results = run(bert, data, None, "--max_train_steps", 1)
     assert set(results["stages"]["fine_tuned"]) == {"accuracy", "f1"}
 
@@ -299,6 +301,8 @@ def test_a_glue_folder_is_read(bert, tmp_path):
     (
         (("--task_name", "mprc"), r"unknown --task_name 'mprc' \(did you mean 'mrpc'\?\)"),
         (("--task_name", "mrpc"), "--task_name and files of your own exclude each other"),
+        (("--text_columns", "a", "b", "c"), "--text_columns names 3 columns: give one or two"),
+        (("--text_columns", "sentense1"), r"has no column 'sentense1' \(did you mean 'sentence1'\?\)"),
         (("--dim_shared_query_key", 8), "have no effect without --collaborative"),
         (("--collaborative", "--dim_shared_query_key", 9000), "9000"),
         (("--collaborative", "--kind", "per-head"), r"unknown --kind 'per-head' \(did you mean 'per_head'\?\)"),

@@ -22,8 +22,8 @@ BROKEN = {  # what is wrong with the training files -> their content, and the me
     "empty": ({"xx": ["a", ""], "en": ["", "b"]}, "no pair has text on both sides"),
     "bytes": ({"xx": ["a", "b\udcfc"], "en": ["a", "b"]}, r"train.xx, line 2: not UTF-8 \(byte 0xfc\)"),
     "one file": ({"xx": ["a"]}, r"train.xx is one text file: give two"),
-    "language": ({"json": [json.dumps({"xx": "a", "eng": "b"})]}, r"no language 'en' \(did you mean 'eng'\?\)"),
-    "translation": ({"json": [json.dumps({"translation": {"xx": "a"}})]}, "row 1: no language 'en'; it has xx"),
+    "language": ({"json": [json.dumps({"xx": "a", "eng": "b"})]}, r"no column 'en' \(did you mean 'eng'\?\)"),
+    "translation": ({"json": [json.dumps({"translation": {"xx": "a"}})]}, "no column 'en'; its columns: xx"),
 }
 
 
