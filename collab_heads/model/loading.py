@@ -22,6 +22,7 @@ from transformers.utils import CONFIG_NAME
 from collab_heads.base.checks import MAX_SIZE
 from collab_heads.contract.registry import check_custom_code
 from collab_heads.errors import ArgumentError, CollabHeadsError
+from collab_heads.model.vocabularies import check_words
 
 MAX_LAYERS = 2000  # the deepest models have about a thousand
 BOUNDS = (  # pattern in the name of a field -> its largest value
@@ -62,12 +63,15 @@ def load_or_explain(auto: Any, source: str | Path, **kwargs: Any) -> Any:
     """Call `from_pretrained` of an Auto class, with errors that name what was to be loaded.
 
     Raises:
-        ArgumentError: if there is no such model, its config has impossible sizes, or it does not fit.
+        ArgumentError: if there is no such model, its config has impossible sizes, it does not fit, or its tokenizer
+            knows no words, because its folder has none.
     """
     check_sizes(str(source))
     with explaining(auto.__name__, source, kwargs.get("attn_implementation")):
         check_reachable(str(source))
-        return auto.from_pretrained(source, **kwargs)
+        loaded = auto.from_pretrained(source, **kwargs)
+        check_words(loaded, source)
+        return loaded
 
 
 @contextmanager

@@ -30,8 +30,14 @@ from collab_heads.model.record_sync import sync_record
 from collab_heads.model.sentence_encoder import bring_modules
 from collab_heads.model.ties import HOOKS as LOADING_HOOKS
 from collab_heads.model.ties import SUFFIX, is_tied, metadata, sort_metadata
-from collab_heads.model.tokenizer_files import bring_tokenizer, take_back
-from collab_heads.sites.record import FIELD
+from collab_heads.model.tokenizer_files import (
+    bring_tokenizer,
+    holds_ours,
+    stored_digest,
+    take_back,
+    vocabulary_metadata,
+)
+from collab_heads.sites.record import trimmed_vocabulary
 
 SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}(\.\w+)")
 
@@ -75,7 +81,9 @@ CURRENT: ContextVar[Save | None] = ContextVar("the save that is under way", defa
 @contextmanager
 def saving(config: PretrainedConfig, folder: Path, divided: bool = False) -> Iterator[None]:
     """Run a save: finish it at the end, or restore the old config if the save failed before any weight was written."""
-    save = Save(folder, metadata(config), divided) if is_changed(config) or holds_changed(folder) else None
+    said = metadata(config) | vocabulary_metadata(config)
+    is_ours = is_changed(config) or trimmed_vocabulary(config) is not None or holds_changed(folder)
+    save = Save(folder, said, divided) if is_ours else None
     file = folder / CONFIG_NAME
     before = file.read_bytes() if save is not None and file.is_file() else None
     token = CURRENT.set(save)
@@ -98,11 +106,8 @@ def current(folder: Path) -> Save | None:
 
 
 def holds_changed(folder: Path) -> bool:
-    """Return True if a folder holds a changed model, or a part of one."""
-    config = folder / CONFIG_NAME
-    if config.is_file() and FIELD.encode() in config.read_bytes():
-        return True
-    return folder.is_dir() and any(map(is_tied, folder.glob(f"*{SUFFIX}")))
+    """Return True if a folder holds a changed or trimmed model, or a part of one."""
+    return holds_ours(folder) or (folder.is_dir() and any(map(is_tied, folder.glob(f"*{SUFFIX}"))))
 
 
 def replace(write: Callable[[PretrainedConfig, Path], None], config: PretrainedConfig, file: Path) -> None:
@@ -145,9 +150,10 @@ def save_model(stock: Callable, model: PreTrainedModel, save_directory, *args, *
     sync_record(model)
     folder = Path(save_directory)
     with alone(model, folder, *args, **kwargs):
+        before = stored_digest(folder)
         with saving(model.config, folder, bool(kwargs.get("distributed_checkpoint"))):
             result = stock(model, save_directory, *args, **kwargs)
-        bring_tokenizer(model.config, save_directory, *args, **kwargs)
+            bring_tokenizer(model.config, save_directory, before, *args, **kwargs)
     return result
 
 
@@ -176,8 +182,9 @@ def upload(stock: Callable, model: PreTrainedModel, working_dir, repo_id: str, *
     """Upload the files of a model, with a completed card and the config of a finished save."""
     if save := current(Path(working_dir)):
         save.finish()
+    else:  # a temporary folder of push_to_hub
+        take_back(model.config, Path(working_dir))
     complete(model.config, Path(working_dir), repo_id)
-    take_back(working_dir)
     return stock(model, working_dir, repo_id, *args, **kwargs)
 
 

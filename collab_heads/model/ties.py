@@ -9,7 +9,7 @@ import hashlib
 import inspect
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel, fusion_mapping, mode
 from collab_heads.errors import ConfigError
 from collab_heads.layers.output import ConstantOutput, HeadOutputProjection
 from collab_heads.model.marks import FUSION, WEIGHTS, is_mark, is_unfinished
+from collab_heads.model.vocabularies import VOCABULARY, check_vocabulary
 from collab_heads.sites.record import STATE, CollabConfig, configs_in
 
 TIE = "collab_heads"  # in the metadata of a file of weights
@@ -144,7 +145,25 @@ def check_stored(config: PretrainedConfig, folder: Path) -> None:
         ConfigError: if not; the folder or the file is named.
     """
     check_finished((getattr(config, WEIGHTS, None), *(getattr(config, FUSION, None) or ())), folder)
-    check_tie(config, [file for name in FILES for file in sorted(folder.glob(name))][:1])
+    weights = first_weights(folder)
+    check_tie(config, weights)
+    check_tokenizer(config, weights)
+
+
+def first_weights(folder: Path) -> list[Path]:
+    """Return the first file of weights in a folder, if there is one."""
+    return [file for name in FILES for file in sorted(folder.glob(name))][:1]
+
+
+def check_tokenizer(config: PretrainedConfig, files: Sequence[str | Path]) -> None:
+    """Check that the tokenizer beside files of weights is theirs.
+
+    Raises:
+        ConfigError: if the model was trimmed, and the tokenizer is another one.
+    """
+    if files:
+        first = Path(files[0])
+        check_vocabulary(config, first.parent, read_metadata(first).get(VOCABULARY))
 
 
 def check_finished(sentences: Iterable[object], folder: object) -> None:
@@ -163,6 +182,7 @@ def load_weights(stock: Callable, *args, **kwargs):
     if given.get("expected_keys") is not None:  # of an adapter, which goes into a model that is loaded
         return stock(*args, **kwargs)
     is_known = check_tie(model.config, files or ()) if state is None else not state
+    check_tokenizer(model.config, (files or ()) if state is None else ())
     loaded = stock(*args, **kwargs)
     if recorded(model.config) and not is_known:
         check_complete(model, loaded[0], files if state is None else None)

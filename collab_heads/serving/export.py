@@ -18,6 +18,7 @@ from collab_heads.files.folders import check_new, write_folder
 from collab_heads.heads.fold import fold_heads
 from collab_heads.model.batches import each_batch
 from collab_heads.model.refusals import check_wrapper
+from collab_heads.model.vocabularies import check_words
 from collab_heads.serving.comparison import Comparison
 from collab_heads.serving.example_inputs import example_inputs, padded, two_rows
 from collab_heads.serving.for_ctranslate2 import CTranslate2
@@ -135,7 +136,8 @@ def export(
         The size, the differences and the times; `print` it.
 
     Raises:
-        ArgumentError: if the target is unknown or has no int8, the tokenizer is none, or no examples can be made.
+        ArgumentError: if the target is unknown or has no int8, the tokenizer is none or knows no words, or no examples
+            can be made.
         MissingPackageError: if a package of the target is not installed, or transformers is too old for graphs.
         OutputError: if the folder is not empty, another process is writing it, or it cannot be written.
         SwapError: if the config of a stock checkpoint cannot say what the model is, or the outputs differ.
@@ -147,6 +149,7 @@ def export(
         raise ArgumentError(
             f"tokenizer is a {type(tokenizer).__name__}, which has no save_pretrained: pass a tokenizer"
         )
+    check_words(tokenizer)
     target, folder = TARGETS[to], Path(folder)
     target.check(model, int8)
     check_new(folder)

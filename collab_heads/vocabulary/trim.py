@@ -12,6 +12,7 @@ from collab_heads.base.checks import check_count, is_count, is_number
 from collab_heads.base.progress import progress_bar
 from collab_heads.errors import ArgumentError, CalibrationError, SwapError
 from collab_heads.model.refusals import check_wrapper
+from collab_heads.model.vocabularies import check_words, digest, vocabularies_of
 from collab_heads.sites.record import TRIMMED
 from collab_heads.vocabulary.other_models import check_other_models, own_ids, own_tables
 from collab_heads.vocabulary.token_tables import (
@@ -115,6 +116,7 @@ def trim_vocabulary(
     check_wrapper(model)
     check_count("min_count", min_count, 1)
     check_keep(keep)
+    check_words(tokenizer)
     files = files_of(tokenizer)
     tables = token_tables(model, len(files.vocabularies))
     check_other_models(model, tables)
@@ -140,7 +142,8 @@ def trim_vocabulary(
     tables = own_tables(model, tables)
     own_ids(model)
     keep_rows(model, tables, kept)
-    setattr(model.config, TRIMMED, {"before": rows[0], "after": len(kept[0])})
+    said = {"before": rows[0], "after": len(kept[0]), "digest": digest(vocabularies_of(made))}
+    setattr(model.config, TRIMMED, said)
     return VocabularyReport(
         tokenizer=made,
         tokens_before=sum(map(len, files.vocabularies)),

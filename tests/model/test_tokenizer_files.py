@@ -70,7 +70,7 @@ def test_a_tokenizer_that_is_saved_later_replaces_all(model, original, tmp_path)
 def test_only_what_is_as_it_came_is_taken_back(model, tmp_path):
     model.save_pretrained(tmp_path / "small")
     (tmp_path / "small" / "tokenizer_config.json").write_text('{"mine": 1}')
-    take_back(tmp_path / "small")
+    take_back(model.config, tmp_path / "small")
     assert names(tmp_path / "small") == {"tokenizer_config.json"}
 
 
@@ -85,6 +85,21 @@ def test_stock_models_and_models_from_nowhere_are_saved_alone(model, original, t
     new.save_pretrained(tmp_path / "new")
     model.save_pretrained(tmp_path / "second", is_main_process=False)
     assert not any(names(tmp_path / folder) for folder in ("stock", "folded", "new", "second"))
+
+
+def test_files_of_others_stay_beside_a_stock_model(original, tmp_path):
+    BertForSequenceClassification.from_pretrained(original).save_pretrained(tmp_path / "stock")
+    (tmp_path / "stock" / "vocab.txt").write_text("mine")
+    word_pieces().save_pretrained(tmp_path / "stock")
+    assert (tmp_path / "stock" / "vocab.txt").read_text() == "mine"
+
+
+def test_a_target_vocabulary_comes_along(model, original, tmp_path):
+    (original / "tokenizer.json").unlink()
+    for name in ("vocab.json", "target_vocab.json", "source.spm"):
+        (original / name).write_text("{}")
+    model.save_pretrained(tmp_path / "small")
+    assert names(tmp_path / "small") == names(original) >= {"target_vocab.json"}
 
 
 def test_code_is_not_copied(model, original, tmp_path):

@@ -21,6 +21,7 @@ from collab_heads.contract.registry import get_adapter, head_numbers
 from collab_heads.errors import ArgumentError
 from collab_heads.model.batches import modalities, reads_ids, reads_texts, reads_texts_alone
 from collab_heads.model.refusals import check_wrapper
+from collab_heads.model.vocabularies import check_words
 
 SPECIAL = ("bos", "cls", "eos", "sep", "pad", "mask", "decoder_start")  # what configs name as `..._token_id`
 
@@ -174,7 +175,11 @@ def excluded_queries(
     """Return the ids that do not count as queries.
 
     They are the given ones, else those that end a sentence in the configs, else those in the tokenizer.
+
+    Raises:
+        ArgumentError: if the tokenizer knows no words.
     """
+    check_words(tokenizer)
     if exclude is None and tokenizer is not None and not end_tokens(model):
         exclude = {tokenizer.eos_token_id, tokenizer.sep_token_id} - {None}
     return excluded_tokens(model, exclude)

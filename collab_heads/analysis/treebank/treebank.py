@@ -13,6 +13,7 @@ from collab_heads.analysis.treebank.alignment import Aligned, align
 from collab_heads.analysis.treebank.conllu import Sentence, read_conllu
 from collab_heads.base.checks import is_count
 from collab_heads.errors import ArgumentError, DataError
+from collab_heads.model.vocabularies import check_words
 
 logger = logging.get_logger("transformers.collab_heads")
 
@@ -54,6 +55,7 @@ class Treebank:
             raise ArgumentError(f"batch_size={batch_size!r}: expected 1 or more")
         if not isinstance(tokenizer, PreTrainedTokenizerBase):
             raise ArgumentError(f"tokenizer: expected the model's tokenizer, not {type(tokenizer).__name__}")
+        check_words(tokenizer)
         self.batch_size, self.limit = batch_size, longest_input(model, tokenizer)
         named = str(source) if isinstance(source, str | Path) else "the treebank"
         sentences = read_conllu(source) if isinstance(source, str | Path) else list(source)
