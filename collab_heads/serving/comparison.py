@@ -227,13 +227,13 @@ def floats(outputs: Mapping) -> Iterator[tuple[str, Tensor]]:
 
 def compare_generation(found: Differences, expected: Any, other: Any) -> None:
     """Compare greedy decoding: logits of a row count until both have chosen different tokens."""
-    steps = len(expected.logits)
-    found.add_tokens(expected.sequences[:, -steps:], other.sequences[:, -steps:], expected.scores)
-    alike = torch.ones(len(expected.sequences), dtype=torch.bool)
+    a, b = (each.sequences[:, -len(each.logits) :] for each in (expected, other))  # the tokens after a prompt
+    found.add_tokens(a, b, expected.scores)
+    alike = torch.ones(len(a), dtype=torch.bool)
     for step, (one, two) in enumerate(zip(expected.logits, other.logits, strict=True)):
         if alike.any():
             found.add("logits", one[alike], two[alike])
-        alike = alike & (expected.sequences[:, step - steps] == other.sequences[:, step - steps])
+        alike = alike & (a[:, step] == b[:, step])
 
 
 def greedy(model: Any, inputs: Mapping) -> Any:
