@@ -17,7 +17,7 @@ from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value, replacing, takes_cache
 
 STACKS = ("encoder_attention_heads", "decoder_attention_heads")
-NEVER = -1e9  # added to the logit of a padding that the converter does not leave out
+NEVER = -1e9  # added to the logit of the padding
 
 
 @takes_cache
@@ -33,22 +33,20 @@ def attention(self, hidden_states, key_value_states=None, cache=None, attention_
 
 
 class MarianForm(CTranslate2Form):
-    """Marian for CTranslate2, which starts its decoder from zeros and leaves the padding out of the vocabulary.
+    """Marian for CTranslate2, whose converter starts the decoder from zeros and leaves out the last row as the padding.
 
-    That is right for models of the Marian toolkit, whose padding transformers adds as zeros, and silently wrong for
-    those that transformers trained: their decoder starts from the embedding of the padding.
+    That is right for models of the Marian toolkit, whose padding transformers adds at the end, with an embedding of
+    zeros. Others have another padding, or one that was trained. So here all rows stay, the decoder starts from the
+    embedding of its first token, which may be zeros, and the padding is never chosen.
     """
 
     def token_ids(self, model):
-        """Return the padding, the last token: the converter leaves it out if it has this name."""
-        return {"<pad>": model.config.vocab_size - 1}
+        """Return the padding."""
+        return {"<pad>": model.config.pad_token_id}
 
     @contextmanager
     def converting(self, part):
-        """Have the decoder start from the embedding of its first token, unless that is zeros."""
-        if starts_from_zeros(part):
-            yield
-            return
+        """Have the converter keep all rows, and start from the embedding of the first token."""
         from ctranslate2.converters.transformers import _MODEL_LOADERS, BartLoader, MarianMTLoader
 
         class StartingFromPadding(MarianMTLoader):
@@ -74,12 +72,6 @@ class MarianForm(CTranslate2Form):
             yield
         finally:
             _MODEL_LOADERS[name] = before
-
-
-def starts_from_zeros(model):
-    """Return True if the first token of a decoder has an embedding of zeros."""
-    embeddings = model.get_decoder().get_input_embeddings()
-    return not bool(embeddings.weight[model.config.decoder_start_token_id].any())
 
 
 @register

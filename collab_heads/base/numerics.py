@@ -30,15 +30,23 @@ def solve_positive(matrix: Tensor, right: Tensor) -> Tensor:
 
 
 @contextmanager
+def keeping_threads():
+    """Restore the number of torch's threads when the context ends; engines set it, too."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
 def few_threads(size: int):
     """Use one torch thread for sizes up to 1024 while the context is open, and torch's own number for larger ones.
 
     On a busy machine the threads of many small solves mostly wait for each other. Measured on two busy cores at
     12 x 768, R=256: 43 s with two threads, 2 s with one.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1 if size <= 1024 else threads)
-    try:
+    with keeping_threads():
+        if size <= 1024:
+            torch.set_num_threads(1)
         yield
-    finally:
-        torch.set_num_threads(threads)

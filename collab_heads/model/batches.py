@@ -277,16 +277,23 @@ def run_batches(
     with evaluating(model):
         for index, batch in enumerate(progress_bar(each_batch(batches), total=total, desc=what)):
             inputs = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
-            try:
-                check_modalities(model, inputs)
+            with naming_batch(model, index, inputs):
                 for portion in cut(inputs):
                     masks.clear()
                     masks.update(masks_of(model, portion))
                     with suppress(EnoughSeen):
                         model(**portion)
-            except CollabHeadsError:
-                raise
-            except Exception as error:  # whatever the model raises about its inputs, with the batch named
-                raise CalibrationError(
-                    f"{type(model).__name__} cannot take batch {index} with {sorted(inputs)}: {error}"
-                ) from error
+
+
+@contextmanager
+def naming_batch(model: PreTrainedModel, index: int, inputs: Mapping) -> Iterator[None]:
+    """Raise whatever a model raises about its inputs as CalibrationError that names the batch."""
+    try:
+        check_modalities(model, inputs)
+        yield
+    except CollabHeadsError:
+        raise
+    except Exception as error:
+        raise CalibrationError(
+            f"{type(model).__name__} cannot take batch {index} with {sorted(inputs)}: {error}"
+        ) from error

@@ -28,6 +28,9 @@ from collab_heads.model.refusals import noting_replaced
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+NOT_FINITE = "contains NaN or inf: take a checkpoint from before, or load the model again"
+UNPACK = "take the model as it was before it was quantised; where a target has int8=True, that stores eight bits"
+BRING = "move the model to the processor (model.cpu()), or load it there, whole, without device_map"
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -191,13 +194,33 @@ def check_finite_sites(model: PreTrainedModel, sites: Sequence[OpenLayerSite]) -
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for site in sites:
         for parameter in (each for module in modules_of(site) for each in module.parameters()):
-            is_here = parameter.numel() and not parameter.is_meta and not is_quantised(parameter)
-            if is_here and parameter.dtype in FLOATS:
-                if not all(math.isfinite(edge) for edge in torch.aminmax(parameter.detach())):
-                    raise NonFiniteError(
-                        f"{site.path}: its weight {names[id(parameter)]} contains NaN or inf: take a checkpoint from "
-                        "before, or load the model again"
-                    )
+            if not is_finite(parameter):
+                raise NonFiniteError(f"{site.path}: its weight {names[id(parameter)]} {NOT_FINITE}")
+
+
+def is_finite(parameter: torch.Tensor) -> bool:
+    """Return False if a weight contains NaN or inf; one that is offloaded or quantised is not read."""
+    is_here = parameter.numel() and not parameter.is_meta and not is_quantised(parameter)
+    if not is_here or parameter.dtype not in FLOATS:
+        return True
+    return all(math.isfinite(edge) for edge in torch.aminmax(parameter.detach()))
+
+
+def check_weights(model: PreTrainedModel) -> None:
+    """Check that the processor can compute with every weight of a model.
+
+    Raises:
+        NonFiniteError: if one contains NaN or inf.
+        UnsupportedModelError: if one is on another device, or quantised, or of a type without arithmetic.
+    """
+    for name, weight in model.named_parameters():
+        if is_quantised(weight) or weight.dtype not in FLOATS:
+            kind = weight.dtype if type(weight) in (torch.Tensor, nn.Parameter) else type(weight).__name__
+            raise UnsupportedModelError(f"the weight {name} is {kind}, not floating point of 16 bits or more: {UNPACK}")
+        if weight.device.type != "cpu":
+            raise UnsupportedModelError(f"the weight {name} is on the {weight.device.type} device: {BRING}")
+        if not is_finite(weight):
+            raise NonFiniteError(f"the weight {name} {NOT_FINITE}")
 
 
 def parts_of(roots: Sequence[nn.Module]) -> list[nn.Module]:

@@ -2,15 +2,20 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from collab_heads.base.numerics import keeping_threads
 from collab_heads.base.progress import progress_bar
-from collab_heads.model.batches import output_mask
+from collab_heads.errors import NonFiniteError, SwapError
+from collab_heads.model.batches import naming_batch, output_mask
 from collab_heads.serving.example_inputs import first_row, padded, without_labels
 
 NEW_TOKENS, ROUNDS = 8, 5
@@ -21,8 +26,157 @@ class Comparison(NamedTuple):
 
     difference: float
     agreeing: float | None
+    margin: float
     seconds_before: float
     seconds_after: float
+
+
+@dataclass
+class Differences:
+    """What was found so far in comparing an exported model with its original.
+
+    Attributes:
+        largest: the largest difference of an output.
+        scale: the largest value of an output of the original.
+        values: the number of values that were compared.
+        same: the number of tokens that both chose.
+        tokens: the number of tokens that the original chose.
+        margin: how far, where a row first has another token, the original's own is ahead: the largest difference of
+            their scores.
+    """
+
+    largest: float = 0.0
+    scale: float = 0.0
+    values: int = 0
+    same: int = 0
+    tokens: int = 0
+    margin: float = 0.0
+
+    def add(self, name: str, expected: Tensor, found: object, scale: float | None = None) -> None:
+        """Compare an output.
+
+        Args:
+            name: its name.
+            expected: that of the original.
+            found: that of the exported model.
+            scale: the largest value of the output, if `expected` is a part of it.
+
+        Raises:
+            NonFiniteError: if the original puts out NaN or inf.
+            SwapError: if the exported model has no such output, or one of another shape, or NaN or inf in it.
+        """
+        check_output(name, expected)
+        if not isinstance(found, Tensor):
+            raise SwapError(f"the exported model has no output {name}, which PyTorch has: nothing was written")
+        if found.shape != expected.shape:
+            raise SwapError(
+                f"the exported model puts out {name} of shape {tuple(found.shape)} where PyTorch's is "
+                f"{tuple(expected.shape)}: nothing was written"
+            )
+        a, b = expected.float(), found.float()
+        is_finite = a.isfinite()
+        if not (b.isfinite() == is_finite).all() or not torch.equal(a[~is_finite], b[~is_finite]):
+            raise SwapError(
+                f"the exported model puts out NaN or inf in {name}, and PyTorch does not: nothing was written. Export "
+                "in float32 (model.float()), or choose another target"
+            )
+        if is_finite.any():
+            a, b = a[is_finite], b[is_finite]
+            self.largest = max(self.largest, float((a - b).abs().max()))
+            self.scale = max(self.scale, float(a.abs().max()) if scale is None else scale)
+            self.values += a.numel()
+
+    def add_tokens(self, expected: Tensor, found: Tensor, scores: Sequence[Tensor]) -> None:
+        """Compare the tokens that both chose greedily.
+
+        Args:
+            expected: those of the original, [B, T].
+            found: those of the exported model, [B, T]; -1 for one that is none of the vocabulary.
+            scores: of the original at every step, [B, V] each.
+
+        Raises:
+            SwapError: if there are fewer or more tokens, or the original could not choose one.
+        """
+        if expected.shape != found.shape:
+            raise SwapError(
+                f"the exported model decodes tokens of shape {tuple(found.shape)} where PyTorch's are of shape "
+                f"{tuple(expected.shape)}: nothing was written"
+            )
+        equal = expected == found
+        self.same, self.tokens = self.same + int(equal.sum()), self.tokens + equal.numel()
+        for row in (~equal).any(1).nonzero().flatten().tolist():
+            step = int(equal[row].int().argmin())  # what follows continues another text
+            own, other = int(expected[row, step]), int(found[row, step])
+            ahead = scores[step][row, own] - scores[step][row, other] if other >= 0 else torch.tensor(torch.inf)
+            if not ahead.isfinite():
+                raise SwapError(
+                    f"the exported model chooses token {other} where PyTorch may not, and chooses {own}: nothing was "
+                    "written. Compare what both are told to suppress or to force (model.generation_config)"
+                )
+            self.margin = max(self.margin, float(ahead))
+
+    def comparison(self, before: float, after: float) -> Comparison:
+        """Return the differences as shares, with the seconds of both.
+
+        Raises:
+            SwapError: if nothing was compared.
+        """
+        if not self.values:
+            raise SwapError("no output could be compared with PyTorch's: nothing was written. Pass other batches")
+        scale, agreeing = self.scale or 1.0, self.same / self.tokens if self.tokens else None
+        return Comparison(self.largest / scale, agreeing, self.margin / scale, before, after)
+
+
+@contextmanager
+def naming_outputs(model: PreTrainedModel) -> Iterator[None]:
+    """Have a model return its outputs by name while the context is open, also where its config says otherwise."""
+    configs = [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
+    before = [config.return_dict for config in configs]
+    try:
+        for config in configs:
+            config.return_dict = True
+        yield
+    finally:
+        for config, was in zip(configs, before, strict=True):
+            config.return_dict = was
+
+
+@torch.no_grad()
+def check_examples(model: PreTrainedModel, batches: Sequence[Mapping]) -> None:
+    """Run a model on the batches that its exported model will be compared on.
+
+    Raises:
+        CalibrationError: if the model cannot take one, or decode after it.
+        NonFiniteError: if it puts out NaN or inf.
+    """
+    for index, batch in enumerate(progress_bar(batches, desc="checking")):
+        inputs = without_labels(batch)
+        with naming_batch(model, index, inputs):
+            if model.can_generate() and not model.config.is_encoder_decoder:
+                check_output("logits", torch.stack(greedy(model, inputs).logits))
+                continue
+            if model.can_generate():
+                inputs = first_target(model, source_of(inputs))
+            for name, tensor in floats(model(**inputs)):
+                check_output(name, counted(model, inputs, name, tensor))
+
+
+def first_target(model: PreTrainedModel, source: Mapping) -> dict[str, Any]:
+    """Return the inputs of an encoder-decoder with the first token of a target."""
+    settings = cast(Any, model).generation_config
+    known = (settings.decoder_start_token_id, model.config.decoder_start_token_id, settings.bos_token_id, 0)
+    start = next(number for number in known if number is not None)
+    rows = len(source[model.main_input_name])
+    return {**source, "decoder_input_ids": torch.full((rows, 1), start)}
+
+
+def check_output(name: str, tensor: Tensor) -> None:
+    """Raise NonFiniteError if an output of the original contains NaN or inf; the logit of a token may be -inf."""
+    if tensor.isnan().any() or tensor.isposinf().any():
+        raise NonFiniteError(
+            f"the model itself puts out NaN or inf in {name}: nothing was written. Load it again, take a checkpoint "
+            "from before, or run it in float32 (model.float())"
+        )
 
 
 @torch.no_grad()
@@ -32,57 +186,58 @@ def compare(model: Any, served: Any, batches: Sequence[Mapping], *, generates: b
     Its first row is compared alone, too, and all of it with padding: a graph may have taken the number of rows for a
     constant, or have no mask.
     """
-    largest, scale, same, count = 0.0, 0.0, 0, 0
+    found = Differences()
     compared = [*batches, first_row(batches[0]), padded(model, batches[0])]
     for batch in progress_bar(compared, desc="comparing"):
         inputs = without_labels(batch)
         if generates:
-            gap, size, agreed, chosen = compare_generation(model, served, source_of(model, inputs))
-            same, count = same + agreed, count + chosen
+            source = source_of(inputs)
+            compare_generation(found, greedy(model, source), greedy(served, source))
         else:
-            gap, size = compare_outputs(model, inputs, model(**inputs), served(**inputs))
-        largest, scale = max(largest, gap), max(scale, size)
+            compare_outputs(found, model, inputs, model(**inputs), served(**inputs))
     first = without_labels(batches[0])
     run = greedy if generates else call
-    before, after = in_turns(
-        [partial(run, each, source_of(model, first) if generates else first) for each in (model, served)]
+    return found.comparison(
+        *in_turns([partial(run, each, source_of(first) if generates else first) for each in (model, served)])
     )
-    return Comparison(largest / (scale or 1.0), same / count if count else None, before, after)
 
 
-def compare_outputs(model: Any, inputs: Mapping, expected: Mapping, found: Mapping) -> tuple[float, float]:
-    """Return the largest difference of the tensors in two outputs, and the largest value; padding does not count."""
-    gap, size = 0.0, 0.0
-    for name, tensor in expected.items():
-        if isinstance(tensor, Tensor) and tensor.is_floating_point() and isinstance(found.get(name), Tensor):
-            a, b = tensor.float(), found[name].float()
-            mask = output_mask(model, inputs) if a.ndim == 3 and name in ("logits", "last_hidden_state") else None
-            if mask is not None:
-                a, b = a[mask], b[mask]
-            gap, size = max(gap, float((a - b).abs().max())), max(size, float(a.abs().max()))
-    return gap, size
+def compare_outputs(found: Differences, model: Any, inputs: Mapping, expected: Mapping, others: Mapping) -> None:
+    """Compare the tensors in two outputs; padding does not count."""
+    for name, tensor in floats(expected):
+        other = others.get(name)
+        if isinstance(other, Tensor) and other.shape == tensor.shape:
+            other = counted(model, inputs, name, other)
+            tensor = counted(model, inputs, name, tensor)
+        found.add(name, tensor, other)
 
 
-def compare_generation(model: Any, served: Any, inputs: Mapping) -> tuple[float, float, int, int]:
-    """Compare greedy decoding: the largest difference of logits, the largest logit, equal tokens and all tokens.
+def counted(model: Any, inputs: Mapping, name: str, tensor: Tensor) -> Tensor:
+    """Return what counts of an output: of one for each token, all but padding."""
+    mask = output_mask(model, inputs) if tensor.ndim == 3 and name in ("logits", "last_hidden_state") else None
+    return tensor if mask is None else tensor[mask]
 
-    Logits of a row count until both have chosen different tokens.
-    """
-    a, b = (greedy(each, inputs) for each in (model, served))
-    start = a.sequences.shape[1] - len(a.logits)
-    alike = torch.ones(len(a.sequences), dtype=torch.bool)
-    gap, size, same = 0.0, 0.0, 0
-    for step, (one, other) in enumerate(zip(a.logits, b.logits, strict=True)):
+
+def floats(outputs: Mapping) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of outputs that hold floating point numbers, with their names."""
+    for name, tensor in outputs.items():
+        if isinstance(tensor, Tensor) and tensor.is_floating_point():
+            yield name, tensor
+
+
+def compare_generation(found: Differences, expected: Any, other: Any) -> None:
+    """Compare greedy decoding: logits of a row count until both have chosen different tokens."""
+    a, b = (each.sequences[:, -len(each.logits) :] for each in (expected, other))  # the tokens after a prompt
+    found.add_tokens(a, b, expected.scores)
+    alike = torch.ones(len(a), dtype=torch.bool)
+    for step, (one, two) in enumerate(zip(expected.logits, other.logits, strict=True)):
         if alike.any():
-            gap = max(gap, float((one[alike] - other[alike]).abs().max()))
-            size = max(size, float(one[alike].abs().max()))
-        equal = a.sequences[:, start + step] == b.sequences[:, start + step]
-        same, alike = same + int(equal.sum()), alike & equal
-    return gap, size, same, len(a.sequences) * len(a.logits)
+            found.add("logits", one[alike], two[alike])
+        alike = alike & (a[:, step] == b[:, step])
 
 
 def greedy(model: Any, inputs: Mapping) -> Any:
-    """Decode some tokens greedily; the logits of every step come along."""
+    """Decode some tokens greedily; the logits and the scores of every step come along."""
     return model.generate(
         **inputs,
         do_sample=False,
@@ -90,6 +245,7 @@ def greedy(model: Any, inputs: Mapping) -> Any:
         min_new_tokens=NEW_TOKENS,
         max_new_tokens=NEW_TOKENS,
         output_logits=True,
+        output_scores=True,
         return_dict_in_generate=True,
     )
 
@@ -99,21 +255,19 @@ def call(model: Any, inputs: Mapping) -> Any:
     return model(**inputs)
 
 
-def source_of(model: Any, inputs: Mapping) -> dict[str, Any]:
+def source_of(inputs: Mapping) -> dict[str, Any]:
     """Return the inputs that a model generates from: without the text that the decoder would read."""
     return {name: value for name, value in inputs.items() if not name.startswith("decoder_")}
 
 
 def in_turns(calls: Sequence[Callable[[], object]]) -> list[float]:
     """Return the median seconds of some calls, made in turns, with one thread of PyTorch."""
-    threads, seconds = torch.get_num_threads(), [[0.0] * ROUNDS for _ in calls]
-    torch.set_num_threads(1)
-    try:
+    seconds = [[0.0] * ROUNDS for _ in calls]
+    with keeping_threads():
+        torch.set_num_threads(1)
         for turn in progress_bar(range(-1, ROUNDS), desc="timing"):
             for number, call in enumerate(calls):
                 started = time.perf_counter()
                 call()
                 seconds[number][max(turn, 0)] = time.perf_counter() - started
-    finally:
-        torch.set_num_threads(threads)
     return [statistics.median(each) for each in seconds]

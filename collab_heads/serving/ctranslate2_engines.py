@@ -1,7 +1,9 @@
 """The engines of CTranslate2: how each runs a batch, and how far what it computes for a row is from PyTorch."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
@@ -9,11 +11,16 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
 from collab_heads.contract.registry import ctranslate2_form
 from collab_heads.files.reading import parse_json, read_text
-from collab_heads.serving.comparison import NEW_TOKENS, greedy
+from collab_heads.serving.comparison import NEW_TOKENS, Differences, greedy, source_of
+
+NAMED = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+# settings of `generate` that change which tokens can be chosen; the engine reads no generation config
+RULES = {"forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens", "bad_words_ids"}
+RULES |= {"sequence_bias", "repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length"}
 
 
 class Engine(ABC):
@@ -22,64 +29,72 @@ class Engine(ABC):
     Args:
         folder: of the converted model.
         model: its original in PyTorch.
+        tokenizer: the tokenizer that its vocabulary is of.
     """
 
     runner: str
 
-    def __init__(self, folder: Path, model: PreTrainedModel):
+    def __init__(self, folder: Path, model: PreTrainedModel, tokenizer: Any):
         import ctranslate2
 
         runner = attrgetter(self.runner)(ctranslate2)
         self.engine = runner(str(folder), device="cpu", intra_threads=1, inter_threads=1)
+        self.model, self.tokenizer = without_rules(model), tokenizer
         # a decoder whose first token is that of a language is given it by its user
         self.begins = parse_json(read_text(folder / "config.json")).get("decoder_start_token", "") is not None
+
+    @cached_property
+    def numbers(self) -> Mapping[str, int]:
+        """The vocabulary: token -> id."""
+        return self.tokenizer.get_vocab()
 
     def rows(self, inputs: Mapping) -> list[dict[str, Tensor]]:
         """Return the rows of a batch as batches of one, without their padding."""
         return list(rows_of(inputs))
 
     @abstractmethod
-    def compare(self, model: PreTrainedModel, row: Mapping, tokens: Any) -> tuple[float, float, int, int]:
-        """Return the largest difference for a row, the largest value, equal tokens and all tokens."""
+    def compare(self, found: Differences, row: Mapping) -> None:
+        """Compare what the engine computes for a row with PyTorch."""
 
     @abstractmethod
-    def run(self, rows: Sequence[Mapping], tokens: Any) -> Any:
+    def run(self, rows: Sequence[Mapping]) -> Any:
         """Run the rows of a batch."""
 
-    def run_torch(self, model: PreTrainedModel, inputs: Mapping) -> Any:
+    def run_torch(self, inputs: Mapping) -> Any:
         """Run a batch in PyTorch."""
-        return greedy(model, {name: value for name, value in inputs.items() if not name.startswith("decoder_")})
+        return greedy(self.model, source_of(inputs))
 
 
 class Encodes(Engine):
     runner = "Encoder"
 
-    def compare(self, model, row, tokens):
-        found, expected = self.run([row], tokens)[0], model.base_model(**row).last_hidden_state[0]
-        return float((found - expected).abs().max()), float(expected.abs().max()), 0, 0
+    def compare(self, found, row):
+        found.add("last_hidden_state", self.run_torch(row).last_hidden_state, self.run([row]))
 
-    def run(self, rows, tokens):
+    def run(self, rows):
         """Return the last hidden states: [B, T, D]."""
         types = [ids(row, "token_type_ids") for row in rows] if "token_type_ids" in rows[0] else None
         found = self.engine.forward_batch([ids(row) for row in rows], token_type_ids=types)
         return torch.from_numpy(np.array(found.last_hidden_state))
 
-    def run_torch(self, model, inputs):
-        return model.base_model(**inputs)
+    def run_torch(self, inputs):
+        return self.model.base_model(**inputs)
 
 
 class Continues(Engine):
     runner = "Generator"
 
-    def compare(self, model, row, tokens):
-        found = torch.from_numpy(np.array(self.engine.forward_batch([ids(row)])))[0]
-        expected = model(**row).logits[0, :, : found.shape[-1]]
-        equal = agreeing(model, row, self.run([row], tokens)[0].sequences_ids[0])
-        return float((found - expected).abs().max()), float(expected.abs().max()), equal, NEW_TOKENS
+    def compare(self, found, row):
+        expected = self.model(**row).logits
+        logits = torch.from_numpy(np.array(self.engine.forward_batch([ids(row)])))
+        found.add("logits", expected, logits[..., : expected.shape[-1]])  # the converter may fill the vocabulary up
+        chosen = greedy(self.model, row)
+        continued = torch.tensor([self.run([row])[0].sequences_ids[0]])
+        found.add_tokens(chosen.sequences[:, row["input_ids"].shape[1] :], continued, chosen.scores)
 
-    def run(self, rows, tokens):
+    def run(self, rows):
         """Continue the rows greedily."""
-        texts = [tokens.convert_ids_to_tokens(ids(row)) for row in rows]
+        texts = [self.tokenizer.convert_ids_to_tokens(ids(row)) for row in rows]
         return self.engine.generate_batch(
             texts, max_length=NEW_TOKENS, min_length=NEW_TOKENS, sampling_topk=1, include_prompt_in_result=False
         )
@@ -88,32 +103,31 @@ class Continues(Engine):
 class Translates(Engine):
     runner = "Translator"
 
-    def compare(self, model, row, tokens):
+    def compare(self, found, row):
         """Compare the log-probabilities of PyTorch's greedy translation."""
-        chosen = greedy(model, row).sequences
-        target = chosen[0, 1:]
-        text = tokens.convert_ids_to_tokens(chosen[0, self.begins :].tolist())
-        scored = self.engine.score_batch([self.text(row, tokens)], [text])
-        found = torch.tensor(scored[0].log_probs[: len(target)])
-        logits = model(**row, decoder_input_ids=chosen[:, :-1]).logits[0]
-        if not ctranslate2_form(model.config).chooses_padding:
-            logits[:, model.config.pad_token_id] = -torch.inf
+        chosen = greedy(self.model, row)
+        read, target = chosen.sequences[:, :-1], chosen.sequences[0, 1:]
+        text = self.tokenizer.convert_ids_to_tokens(chosen.sequences[0, self.begins :].tolist())
+        scored = self.engine.score_batch([self.text(row)], [text])
+        logits = self.model(**row, decoder_input_ids=read).logits[0]
+        if not ctranslate2_form(self.model.config).chooses_padding:
+            logits[:, self.model.config.pad_token_id] = -torch.inf
         scores = logits.log_softmax(-1)
-        expected = scores[torch.arange(len(target)), target]
-        gap = (found - expected)[expected.isfinite()].abs().max()
         size = scores[scores.isfinite()].abs().max()  # of all tokens: those of sure choices are nearly 0
-        translated = self.run([row], tokens, start=text[:1])[0].hypotheses[0][not self.begins :]
-        equal = sum(a == b for a, b in zip(translated, tokens.convert_ids_to_tokens(target.tolist()), strict=False))
-        return float(gap), float(size), equal, NEW_TOKENS
+        expected = scores[torch.arange(len(target)), target]
+        found.add("log_probs", expected, torch.tensor(scored[0].log_probs[: len(target)]), float(size))
+        translated = self.run([row], start=text[:1])[0].hypotheses[0][not self.begins :]
+        numbers = torch.tensor([[self.numbers.get(token, -1) for token in translated]])
+        found.add_tokens(target[None], numbers, chosen.scores)
 
-    def text(self, row: Mapping, tokens: Any) -> list[str]:
+    def text(self, row: Mapping) -> list[str]:
         """Return the tokens of a row."""
-        return tokens.convert_ids_to_tokens(ids(row))
+        return self.tokenizer.convert_ids_to_tokens(ids(row))
 
-    def run(self, rows, tokens, start=None):
+    def run(self, rows, start=None):
         """Translate the rows greedily; `start` is the first token of a decoder that has none of its own."""
         return self.engine.translate_batch(
-            [self.text(row, tokens) for row in rows],
+            [self.text(row) for row in rows],
             None if self.begins else [start or ["<0>"]] * len(rows),
             beam_size=1,
             max_decoding_length=NEW_TOKENS,
@@ -122,25 +136,25 @@ class Translates(Engine):
 
 
 class Transcribes(Engine):
-    def __init__(self, folder, model):
+    def __init__(self, folder, model, tokenizer):
         form = ctranslate2_form(model.config)
         self.runner = cast(str, form.transcriber)
-        super().__init__(folder, model)
+        super().__init__(folder, model, tokenizer)
         self.end, self.prompt = model.config.eos_token_id, list(form.prompt(model))
 
-    def compare(self, model, row, tokens):
+    def compare(self, found, row):
         """Compare the logits of the engine's greedy tokens; both start as a transcript without times does."""
-        (found,) = self.run([row], tokens)
-        chosen = torch.tensor(found.sequences_ids[0])
-        read = torch.cat([torch.tensor(self.prompt), chosen])[None]
-        logits = model(**row, decoder_input_ids=read).logits[0, -len(chosen) - 1 : -1]
-        logits[:, self.end] = -torch.inf  # which the engine is not to choose
-        steps = torch.from_numpy(np.array([np.array(each).reshape(-1) for each in found.logits[0]]))[: len(chosen)]
-        is_finite = logits.isfinite() & steps.isfinite()
-        gap = (steps - logits)[is_finite].abs().max()
-        return float(gap), float(logits[is_finite].abs().max()), int((logits.argmax(-1) == chosen).sum()), len(chosen)
+        (transcript,) = self.run([row])
+        chosen = torch.tensor(transcript.sequences_ids)
+        read = torch.cat([torch.tensor([self.prompt]), chosen], dim=1)
+        logits = self.model(**row, decoder_input_ids=read).logits[0, -chosen.shape[1] - 1 : -1]
+        steps = torch.from_numpy(np.array([np.array(each).reshape(-1) for each in transcript.logits[0]]))
+        for each in (logits, steps):
+            each[:, self.end] = -torch.inf  # which the engine is not to choose
+        found.add("logits", logits, steps[: len(logits)])
+        found.add_tokens(logits.argmax(-1)[None], chosen, [each[None] for each in logits])
 
-    def run(self, rows, tokens):
+    def run(self, rows):
         """Transcribe the rows greedily."""
         import ctranslate2
 
@@ -155,15 +169,14 @@ class Transcribes(Engine):
             return_logits_vocab=True,
         )
 
-    def run_torch(self, model, inputs):
+    def run_torch(self, inputs):
         """Transcribe as the engine does; a family's own `generate` may begin again where a transcript looks odd."""
-        features, start = (
-            inputs["input_features"],
-            torch.tensor([self.prompt]).expand(len(inputs["input_features"]), -1),
-        )
+        features = inputs["input_features"]
+        start = torch.tensor([self.prompt]).expand(len(features), -1)
         options: dict[str, Any] = {"do_sample": False, "num_beams": 1}
         options |= {"min_new_tokens": NEW_TOKENS, "max_new_tokens": NEW_TOKENS}
-        return GenerationMixin.generate(model, input_features=features, decoder_input_ids=start, **options)
+        generate = cast(Any, GenerationMixin).generate
+        return generate(self.model, input_features=features, decoder_input_ids=start, **options)
 
     def rows(self, inputs):
         return [{"input_features": each[None]} for each in inputs["input_features"]]
@@ -190,10 +203,24 @@ def rows_of(inputs: Mapping) -> Iterator[dict[str, Tensor]]:
     for index in range(len(inputs["input_ids"])):
         mask = inputs["attention_mask"][index].bool() if "attention_mask" in inputs else slice(None)
         found = {name: inputs[name][index][mask][None] for name in ("input_ids", "token_type_ids") if name in inputs}
-        yield found | {"attention_mask": torch.ones_like(found["input_ids"])}
+        if found["input_ids"].numel():
+            yield found | {"attention_mask": torch.ones_like(found["input_ids"])}
 
 
-def agreeing(model: PreTrainedModel, row: Mapping, found: Sequence[int]) -> int:
-    """Return how many tokens of a greedy continuation are those of PyTorch."""
-    expected = greedy(model, row).sequences[0, row["input_ids"].shape[1] :].tolist()
-    return sum(a == b for a, b in zip(found, expected, strict=False))
+def without_rules(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the same model, of the same modules, whose greedy decoding knows no rules but those of the engine."""
+    plain = cast(Any, copy.copy(model))
+    if model.can_generate():
+        before, pad = plain.generation_config, model.config.pad_token_id
+        suppressed = None if ctranslate2_form(model.config).chooses_padding else [pad]
+        named = {name: getattr(before, name) for name in NAMED}
+        plain.generation_config = GenerationConfig(**named, suppress_tokens=suppressed)
+    return plain
+
+
+def rules(model: PreTrainedModel) -> str:
+    """Return the rules of a model's generation config, which the engine does not read; the padding is known to it."""
+    given = cast(Any, model).generation_config.to_diff_dict() if model.can_generate() else {}
+    known = None, [], [[model.config.pad_token_id]]
+    found = {name: given[name] for name in sorted(RULES) if given.get(name) not in known}
+    return ", ".join(f"{name}={value!r:.40}" for name, value in found.items())

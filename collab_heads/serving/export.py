@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,17 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_choice
+from collab_heads.base.numerics import keeping_threads
 from collab_heads.base.option_values import EXPORT_TARGETS, ExportTarget
 from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.files.folders import check_new, write_folder
 from collab_heads.heads.fold import fold_heads
-from collab_heads.model.batches import each_batch
+from collab_heads.model.batches import each_batch, evaluating
+from collab_heads.model.offloading import check_weights
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.model.vocabularies import check_words
-from collab_heads.serving.comparison import Comparison
+from collab_heads.serving.comparison import Comparison, check_examples, naming_outputs
 from collab_heads.serving.example_inputs import example_inputs, padded, two_rows
 from collab_heads.serving.for_ctranslate2 import CTranslate2
 from collab_heads.serving.for_graphs import Onnx, OpenVino
@@ -40,6 +42,8 @@ class ExportReport:
             steps of greedy decoding, as long as both chose the same tokens.
         agreeing: the share of the tokens chosen by greedy decoding that are PyTorch's; None for a model that does not
             generate.
+        margin: how far, where a text first gets another token, PyTorch's own is ahead: the largest difference of their
+            scores, as a share of PyTorch's largest output. After that token the text continues otherwise.
         seconds_before: the time of PyTorch for the examples, one thread.
         seconds_after: that of the engine, one thread, measured in turns.
         notes: what a user should know.
@@ -51,6 +55,7 @@ class ExportReport:
     megabytes: float
     difference: float
     agreeing: float | None
+    margin: float
     seconds_before: float
     seconds_after: float
     notes: tuple[str, ...] = ()
@@ -60,15 +65,32 @@ class ExportReport:
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
-        tokens = "" if self.agreeing is None else f", {self.agreeing:.1%} of greedy tokens are the same"
         kind = f"{self.to}, int8" if self.int8 else self.to
         lines = [
             f"{kind}: {self.megabytes:.1f} MB in {self.folder}",
-            f"largest difference of the output from PyTorch: {self.difference:.2g} of its largest value{tokens}",
+            f"largest difference of the output from PyTorch: {self.difference:.2g} of its largest value",
+            *self.about_tokens(),
             f"time on the examples, one thread: {1000 * self.seconds_before:.1f} -> {1000 * self.seconds_after:.1f} ms",
             *self.notes,
         ]
         return "\n".join(lines)
+
+
+    def about_tokens(self) -> Iterator[str]:
+        """Yield what the share of equal tokens means."""
+        if self.agreeing is None:
+            return
+        yield f"{self.agreeing:.1%} of greedy tokens are PyTorch's"
+        if self.agreeing < 1:
+            what = (
+                "eight bits decide otherwise there: measure the quality on texts of your own"
+                if self.int8
+                else "a tie, which rounding decides, and no fault"
+            )
+            yield (
+                f"  where a text first gets another token, PyTorch's own is ahead by {self.margin:.2g} of the largest "
+                f"value or less: {what}; after that token, the text continues otherwise"
+            )
 
 
 class StockCheckpoint(Target):
@@ -85,13 +107,13 @@ class StockCheckpoint(Target):
         return notes
 
     def load(self, model, folder):
-        return type(model).from_pretrained(folder, dtype=model.dtype).eval()
+        return type(model).from_pretrained(folder, dtype=model.dtype, return_dict=True).eval()
 
 
 TARGETS: dict[ExportTarget, Target] = {
     each.name: each for each in (Onnx(), OpenVino(), CTranslate2(), StockCheckpoint())
 }
-PHASES = ("writing", 2), ("comparing", 2), ("timing", 1)
+PHASES = ("checking", 1), ("writing", 2), ("comparing", 2), ("timing", 1)
 
 
 @checking_arguments
@@ -150,11 +172,12 @@ def export(
             f"tokenizer is a {type(tokenizer).__name__}, which has no save_pretrained: pass a tokenizer"
         )
     check_words(tokenizer)
+    check_weights(model)
     target, folder = TARGETS[to], Path(folder)
     target.check(model, int8)
     check_new(folder)
     given = list(each_batch(batches)) if batches is not None else [example_inputs(model)]
-    training, found = model.training, dict[str, Any]()
+    found = dict[str, Any]()
 
     def fill(place: Path) -> None:
         with progress_bar(desc="writing", total=1):
@@ -162,23 +185,29 @@ def export(
             found["notes"] = target.write(model, place, example, tokenizer=tokenizer, int8=int8)
             if tokenizer is not None:
                 tokenizer.save_pretrained(place)
-        found["comparison"] = target.compare(model, place, given, tokenizer)
-        check_difference(found["comparison"], to, None if int8 else target.tolerance)
+        with naming_outputs(model):
+            found["comparison"] = target.compare(model, place, given, tokenizer)
+        check_difference(found["comparison"], to, target.int8_tolerance if int8 else target.tolerance)
         found["bytes"] = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
 
-    model.eval()
-    try:
+    with evaluating(model), keeping_threads():
+        with naming_outputs(model):
+            check_examples(model, given)
         write_folder(folder, fill, sum(parameter.nbytes for parameter in model.parameters()), only_new=True)
-    finally:
-        model.train(training)
     compared: Comparison = found["comparison"]
     return ExportReport(str(folder), to, int8, found["bytes"] / 1e6, *compared, notes=found["notes"])
 
 
-def check_difference(found: Comparison, to: str, tolerance: float | None) -> None:
+def check_difference(found: Comparison, to: str, tolerance: float) -> None:
     """Raise SwapError if an exported model puts out something else than its original."""
-    if tolerance is not None and not found.difference <= tolerance:
+    if not found.difference <= tolerance:
         raise SwapError(
             f"the model in {to} differs from PyTorch by {found.difference:.2g} of its largest output, more than "
             f"{tolerance:.2g}: nothing was written. Other batches may be nearer to what the model reads"
+        )
+    if not found.margin <= 2 * tolerance:  # two scores that move by the tolerance, one up and one down
+        raise SwapError(
+            f"the model in {to} chooses a token where PyTorch's own is ahead by {found.margin:.2g} of its largest "
+            f"output, more than {2 * tolerance:.2g}: nothing was written. It decodes otherwise than it reads a text: "
+            "choose another target"
         )

@@ -14,8 +14,8 @@ from collab_heads.base.progress import progress_bar
 from collab_heads.contract.registry import ctranslate2_form
 from collab_heads.errors import CollabHeadsError, UnsupportedModelError
 from collab_heads.files.reading import parse_json, read_text
-from collab_heads.serving.comparison import Comparison, in_turns
-from collab_heads.serving.ctranslate2_engines import Engine, engine_of
+from collab_heads.serving.comparison import Differences, in_turns
+from collab_heads.serving.ctranslate2_engines import Engine, engine_of, rules
 from collab_heads.serving.example_inputs import without_labels
 from collab_heads.serving.stock_layers import as_stock_layers
 from collab_heads.serving.target import Target, first_line, quiet
@@ -89,38 +89,39 @@ class CTranslate2(Target):
         complete_config(folder / "config.json")
         if tokenizer is None:
             notes += ("the vocabulary has the ids as tokens, since no tokenizer was given",)
+        if form.transcriber is None and (unread := rules(model)):
+            notes += (f"CTranslate2 does not read the generation config: pass what stands for {unread} in each call",)
         if part is not copied:
             notes += (f"CTranslate2 runs the {type(part).__name__} of the model, without its head",)
         return notes
 
-    def load(self, model, folder):
-        return cast(type[Engine], engine_of(model))(folder, model)
+    def load(self, model, folder, tokenizer=None):
+        named = IdTokens(model) if tokenizer is None else tokenizer
+        return cast(type[Engine], engine_of(model))(folder, model, named)
 
     @torch.no_grad()
     def compare(self, model, folder, batches, tokenizer):
         """Compare what the engine computes for the rows of the batches, without padding."""
         try:
-            engine = self.load(model, folder)
+            engine = self.load(model, folder, tokenizer)
         except (RuntimeError, ValueError) as error:
             raise UnsupportedModelError(
                 f"CTranslate2 does not load {type(model).__name__}: {first_line(error)}"
             ) from error
-        largest, scale, same, count = 0.0, 0.0, 0, 0
-        tokens = IdTokens(model) if tokenizer is None else tokenizer
+        found = Differences()
         for batch in progress_bar(batches, desc="comparing"):
             for row in engine.rows(without_labels(batch)):
                 try:
-                    gap, size, equal, chosen = engine.compare(model, row, tokens)
+                    engine.compare(found, row)
+                except CollabHeadsError:
+                    raise
                 except (RuntimeError, ValueError) as error:
                     raise UnsupportedModelError(
                         f"CTranslate2 fails on {type(model).__name__}: {first_line(error)}"
                     ) from error
-                largest, scale = max(largest, gap), max(scale, size)
-                same, count = same + equal, count + chosen
         inputs = without_labels(batches[0])
         rows = engine.rows(inputs)
-        before, after = in_turns([lambda: engine.run_torch(model, inputs), lambda: engine.run(rows, tokens)])
-        return Comparison(largest / (scale or 1.0), same / count if count else None, before, after)
+        return found.comparison(*in_turns([lambda: engine.run_torch(inputs), lambda: engine.run(rows)]))
 
 
 def complete_config(file: Path) -> None:

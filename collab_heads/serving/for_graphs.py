@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from collab_heads.base.extras import check_extra
 from collab_heads.errors import CollabHeadsError, UnsupportedModelError
 from collab_heads.layers.attention import CACHE
-from collab_heads.serving.comparison import compare
+from collab_heads.serving.comparison import compare, naming_outputs
 from collab_heads.serving.example_inputs import whole_cache
 from collab_heads.serving.served_model import (
     CACHES,
@@ -57,7 +57,7 @@ class Graph(Target):
         from transformers.exporters.base import ExportedModel
 
         caches: list[tuple[int, int, int]] = []
-        with quiet(), torch.no_grad():
+        with quiet(), naming_outputs(model), torch.no_grad():
             exporter, options = self.exporter(), self.options(int8)
             try:
                 if not model.can_generate():
@@ -73,7 +73,9 @@ class Graph(Target):
             config = copy.deepcopy(model.config)
             if hasattr(config, FIELD):  # the graph needs nothing of this package
                 delattr(config, FIELD)
-            generation = model.generation_config if model.can_generate() else None
+            generation = copy.deepcopy(model.generation_config) if model.can_generate() else None
+            if generation is not None:  # the graph decodes with a cache, whatever the config says
+                generation.use_cache = config.get_text_config().use_cache = True
             ExportedModel(components, exporter.export_format, config, generation).save_pretrained(folder)
             self.finish(folder, components)
         if caches:
@@ -190,7 +192,8 @@ def generating(
     settings.max_new_tokens, settings.min_new_tokens = 2, 2
     seen = model.generate(**source, generation_config=settings, return_dict_in_generate=True)[CACHE]
     seen = seen.self_attention_cache if model.config.is_encoder_decoder else seen
-    caches = [(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in seen.layers]
+    used = [layer for layer in seen.layers if layer.keys is not None]  # T5's has a layer for each of the encoder
+    caches = [(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in used]
     if not model.config.is_encoder_decoder:
         return {SINGLE: stages["decode"]}, caches
     without_passed_on(stages["decode"])  # the keys and values of the source
