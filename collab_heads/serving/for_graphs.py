@@ -19,15 +19,8 @@ from collab_heads.errors import CollabHeadsError, UnsupportedModelError
 from collab_heads.layers.attention import CACHE
 from collab_heads.serving.comparison import compare, naming_outputs
 from collab_heads.serving.example_inputs import whole_cache
-from collab_heads.serving.served_model import (
-    CACHES,
-    DECODER,
-    ENCODER,
-    SINGLE,
-    CrossAttentionEncoder,
-    check_exporters,
-    load_exported,
-)
+from collab_heads.serving.exported_folder import CACHES, DECODER, ENCODER, SINGLE
+from collab_heads.serving.served_model import CrossAttentionEncoder, check_exporters, load_exported
 from collab_heads.serving.target import Target, first_line, quiet, why
 from collab_heads.sites.record import FIELD
 
@@ -84,7 +77,7 @@ class Graph(Target):
 
     def load(self, model, folder):
         with quiet(), self.naming(model):
-            return load_exported(folder, threads=1)
+            return load_exported(folder, threads=1, check=False)  # digests are written last
 
     def compare(self, model, folder, batches, tokenizer):
         served = InEngine(self.load(model, folder), partial(self.naming, model))

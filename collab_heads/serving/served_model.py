@@ -1,7 +1,7 @@
 """Call and run what was exported as a graph: a model that takes inputs and generates, as the original does."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,18 +9,18 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
 from transformers.utils import ModelOutput
 
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_count
-from collab_heads.base.extras import MissingPackageError, check_extra, is_installed
+from collab_heads.base.extras import MissingPackageError, is_installed
 from collab_heads.errors import ArgumentError
-from collab_heads.files.reading import parse_json, read_text
 from collab_heads.layers.attention import CACHE
-
-CACHES = "cache.json"  # the shapes of the cache of every layer, beside the graphs
-SINGLE, ENCODER, DECODER = "model", "encoder", "decode"  # names of graphs
+from collab_heads.serving.exported_folder import CONFIG, DECODER, ENCODER, EXPORT, SINGLE, read_exported
+from collab_heads.serving.graph_files import naming
+from collab_heads.serving.served_inputs import taken
 
 
 class CrossAttentionEncoder(nn.Module):
@@ -68,11 +68,13 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         self.exported, self.caches = exported, caches
         if exported.generation_config is not None:
             self.generation_config = exported.generation_config
-        kwargs = exported.components[DECODER if self.config.is_encoder_decoder and caches else SINGLE].metadata.kwargs
-        self.main_input_name = next(iter(kwargs)) if not caches else "input_ids"
-        self.names = set(kwargs)
-        self.cache_name = "cache" if "cache" in kwargs else "past_key_values"  # of the transformers that exported it
-        if self.config.is_encoder_decoder and caches:
+        has_two = self.config.is_encoder_decoder and bool(caches)
+        self.names, self.constants = inputs_of(exported, DECODER if has_two else SINGLE)
+        self.main_input_name = next(iter(exported.components[SINGLE].metadata.kwargs)) if not caches else "input_ids"
+        self.cache_name = (
+            "cache" if "cache" in self.names else "past_key_values"
+        )  # of the transformers that exported it
+        if has_two:
             self.encoder = ServedEncoder(exported)
             self.main_input_name = self.encoder.main_input_name
 
@@ -130,37 +132,69 @@ class ServedModel(PreTrainedModel, GenerationMixin):
             inputs: other inputs of the graph, by name, such as `token_type_ids` or `pixel_values`.
         """
         given = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, **inputs}
+        given |= {"decoder_input_ids": decoder_input_ids, "encoder_outputs": encoder_outputs}
+        past = past_key_values if cache is None else cache
         if not self.caches:
-            return self.exported(**self.completed(given))
-        cache = past_key_values if cache is None else cache
-        is_new = cache is None or not cache.get_seq_length()
-        if not self.config.is_encoder_decoder:
-            tokens = cast(Tensor, input_ids)
-            given[self.cache_name] = self.empty_cache(len(tokens)) if is_new else cache
-            if attention_mask is None:
-                seen = 0 if is_new else cache.get_seq_length()
-                given["attention_mask"] = torch.ones(len(tokens), seen + tokens.shape[1], dtype=torch.long)
-            if position_ids is None:
-                given["position_ids"] = positions(tokens, given["attention_mask"])
-            outputs = self.run(SINGLE, given)
-            return CausalLMOutputWithPast(**{"logits": outputs.logits, CACHE: getattr(outputs, self.cache_name)})
-        if attention_mask is None and input_ids is not None:
-            given["attention_mask"] = attention_mask = torch.ones_like(input_ids)
-        if encoder_outputs is None:
-            encoder_outputs = self.encoder(input_ids=input_ids, attention_mask=attention_mask, **inputs)
-        if decoder_input_ids is None:
+            return self.run(SINGLE, given | {CACHE: past})
+        is_new = past is None or not past.get_seq_length()
+        if self.config.is_encoder_decoder:
+            return self.continue_target(given, None if is_new else past)
+        if input_ids is None:
+            raise ArgumentError("the graph takes input_ids: pass them")
+        past = self.empty_cache(len(input_ids)) if is_new else past
+        if attention_mask is None:
+            shape = len(input_ids), past.get_seq_length() + input_ids.shape[1]
+            given["attention_mask"] = torch.ones(shape, dtype=torch.long)
+        mask, count = given["attention_mask"], input_ids.shape[1]
+        usual = positions(input_ids, mask)
+        if position_ids is None:
+            position_ids = given["position_ids"] = usual
+        if "position_ids" not in self.names and bool(((position_ids == usual) | (mask[:, -count:] == 0)).all()):
+            del given["position_ids"]  # it is what the graph counts
+        outputs = self.run(SINGLE, given | {self.cache_name: past})
+        return CausalLMOutputWithPast(**{"logits": outputs.logits, CACHE: self.cache_of(outputs)})
+
+    def continue_target(self, given: Mapping[str, Any], past: EncoderDecoderCache | None) -> Seq2SeqLMOutput:
+        """Run the decoder of an encoder-decoder, one token of every row at a time.
+
+        Args:
+            given: the inputs of `forward`, by name.
+            past: the cache of an earlier call; None for an empty one.
+        """
+        source = {name: value for name, value in given.items() if not name.startswith("decoder_")}
+        states = source.pop("encoder_outputs")
+        if states is None:
+            states = self.encoder(**source)
+        if not isinstance(states, Mapping) or "key_0" not in states:
+            raise ArgumentError("encoder_outputs are not those of this model: pass what its get_encoder() returned")
+        if past is None:
+            past = self.cross_attention_cache(states)
+        tokens, hidden, logits = given["decoder_input_ids"], states["last_hidden_state"], []
+        if tokens is None:
             start = self.generation_config.decoder_start_token_id or self.config.decoder_start_token_id
-            decoder_input_ids = torch.full((len(encoder_outputs["last_hidden_state"]), 1), start)
-        states = BaseModelOutput(last_hidden_state=encoder_outputs["last_hidden_state"])
-        cache, logits = self.cross_attention_cache(encoder_outputs) if is_new else cache, []
-        for tokens in decoder_input_ids.split(1, dim=1):  # the graph takes one of every row
-            source = cache.cross_attention_cache
-            fed = {"decoder_input_ids": tokens, "encoder_outputs": states, self.cache_name: cache}
-            outputs = self.run(DECODER, given | fed)
-            cache = getattr(outputs, self.cache_name)
-            cache.cross_attention_cache = source  # the graph returns no keys and values of it
+            tokens = torch.full((len(hidden), 1), start)
+        fed = {name: value for name, value in given.items() if name in self.names or name not in self.encoder.names}
+        fed["encoder_outputs"] = BaseModelOutput(last_hidden_state=hidden)
+        if given["attention_mask"] is None:
+            fed["attention_mask"] = torch.ones(hidden.shape[:2], dtype=torch.long)
+        for token in tokens.split(1, dim=1):
+            outputs = self.run(DECODER, fed | {"decoder_input_ids": token, self.cache_name: past})
+            past = EncoderDecoderCache(self.cache_of(outputs), past.cross_attention_cache)
             logits.append(outputs.logits)
-        return Seq2SeqLMOutput(**{"logits": torch.cat(logits, dim=1), CACHE: cache})
+        found: dict[str, Any] = {"logits": torch.cat(logits, dim=1), CACHE: past}
+        return Seq2SeqLMOutput(**found)
+
+    def cache_of(self, outputs: Any) -> DynamicCache:
+        """Return the cache of the decoder's own tokens that a graph returned, without a copy."""
+        found = getattr(outputs, self.cache_name)
+        within = "self_attention_cache." if self.config.is_encoder_decoder else ""
+        cache = DynamicCache()
+        for index in range(len(self.caches)):
+            layer, path = DynamicLayer(), f"{within}layers.{index}"
+            layer.lazy_initialization(found[f"{path}.keys"], found[f"{path}.values"])
+            layer.keys, layer.values = found[f"{path}.keys"], found[f"{path}.values"]
+            cache.layers.append(layer)
+        return cache
 
     def cross_attention_cache(self, encoder_outputs: Any) -> EncoderDecoderCache:
         """Return a cache of no target tokens, with the keys and values of the source.
@@ -175,32 +209,17 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         cache.is_updated = dict.fromkeys(range(len(self.caches)), True)
         return cache
 
-    def completed(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the inputs of a graph without a cache; a mask or token types that are not given have their defaults.
+    def run(self, graph: str, given: dict[str, Any]) -> Any:
+        """Run a graph.
 
         Args:
+            graph: its name.
             given: name -> input, or None.
 
         Raises:
-            ArgumentError: if others are missing: OpenVINO would say nothing.
+            ArgumentError: if an input is missing, or is none of the graph and would change what it computes.
         """
-        found = {name: value for name, value in given.items() if name in self.names and value is not None}
-        if "input_ids" in found:
-            for name, default in (("attention_mask", torch.ones_like), ("token_type_ids", torch.zeros_like)):
-                if name in self.names:
-                    found.setdefault(name, default(found["input_ids"]))
-        if missing := sorted(self.names - found.keys()):
-            raise ArgumentError(f"the graph takes {', '.join(missing)}, too: pass them, or export with other batches")
-        return found
-
-    def run(self, graph: str, given: dict[str, Any]) -> Any:
-        """Run a graph on the inputs that it takes.
-
-        Args:
-            graph: the name of the graph.
-            given: name -> input, or None; others than those of the graph are left out.
-        """
-        return self.exported.runners[graph](**{name: given[name] for name in self.names if given.get(name) is not None})
+        return self.exported.runners[graph](**taken(given, self.names, self.constants, self.config))
 
 
 class ServedEncoder(nn.Module):
@@ -213,8 +232,8 @@ class ServedEncoder(nn.Module):
     def __init__(self, exported: Any):
         super().__init__()
         self.exported = exported
-        self.names = exported.components[ENCODER].metadata.kwargs
-        self.main_input_name = next(iter(self.names))
+        self.names, self.constants = inputs_of(exported, ENCODER)
+        self.main_input_name = next(iter(exported.components[ENCODER].metadata.kwargs))
 
     def forward(
         self,
@@ -224,11 +243,15 @@ class ServedEncoder(nn.Module):
         **kwargs: Any,
     ) -> ModelOutput:
         """Return the states, and the keys and values that cross-attention makes of them."""
-        if attention_mask is None and input_ids is not None:
-            attention_mask = torch.ones_like(input_ids)
-        given = {"input_ids": input_ids, "attention_mask": attention_mask, "input_features": input_features}
-        kept = {name: value for name, value in given.items() if name in self.names and value is not None}
-        return ModelOutput(self.exported.runners[ENCODER](**kept))
+        given = {"input_ids": input_ids, "attention_mask": attention_mask, "input_features": input_features, **kwargs}
+        inputs = taken(given, self.names, self.constants, self.exported.config)
+        return ModelOutput(self.exported.runners[ENCODER](**inputs))
+
+
+def inputs_of(exported: Any, graph: str) -> tuple[set[str], dict[str, Any]]:
+    """Return the names of the inputs of a graph, and the values of those that are fixed in it."""
+    metadata = exported.components[graph].metadata
+    return set(metadata.kwargs), metadata.in_constants
 
 
 def positions(tokens: Tensor, mask: Tensor) -> Tensor:
@@ -253,33 +276,33 @@ def check_exporters(what: str) -> None:
 
 
 @checking_arguments
-def load_exported(folder: str | Path, *, threads: int | None = None) -> ServedModel:
+def load_exported(folder: str | Path, *, threads: int | None = None, check: bool = True) -> ServedModel:
     """Load what `export` wrote for ONNX Runtime or OpenVINO.
+
+    Whoever wrote the folder, nothing in it is run but the graphs, by their engine. What contradicts itself is refused.
 
     Args:
         folder: the folder.
         threads: the threads of the engine; None for all cores.
+        check: whether each file is compared with its digest in `manifest.json`, where the folder has one. Pass False
+            if you changed a file yourself.
 
     Returns:
         A model that is called, and generates, as the original does.
 
     Raises:
-        DataError: if the folder holds no export.
+        DataError: if there is no such folder, it holds no export, or a file in it is damaged; the message names it.
         MissingPackageError: if the engine is not installed, or transformers is older than 5.23.
     """
     check_exporters("exported models")
-    from transformers.exporters.base import ExportedModel
-
     folder = Path(folder)
     if threads is not None:
         check_count("threads", threads, least=1)
-    manifest = parse_json(read_text(folder / "export.json"))
-    check_extra(manifest["export_format"], f"models in {manifest['export_format']}")
-    exported = ExportedModel.from_pretrained(
-        str(folder), local_files_only=True, device="cpu", **engine_options(manifest["export_format"], threads)
-    )
-    caches = parse_json(read_text(folder / CACHES)) if (folder / CACHES).exists() else {"layers": []}
-    return ServedModel(exported, caches["layers"])
+    exported, engine, caches = read_exported(folder, check)
+    with naming(folder / EXPORT):
+        exported.to("cpu", **engine_options(engine, threads))
+    with naming(folder / CONFIG):
+        return ServedModel(exported, caches)
 
 
 def engine_options(engine: str, threads: int | None) -> dict[str, Any]:
