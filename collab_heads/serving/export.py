@@ -74,7 +74,6 @@ class ExportReport:
         ]
         return "\n".join(lines)
 
-
     def about_tokens(self) -> Iterator[str]:
         """Yield what the share of equal tokens means."""
         if self.agreeing is None:
