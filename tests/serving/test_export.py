@@ -1,7 +1,9 @@
 """export: every engine runs what was written, and gives what PyTorch gives; what is refused leaves nothing behind."""
 
+import copy
 import errno
 import importlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +14,14 @@ from changed_heads import change_heads, mix
 from compressing import batches_of
 from model_runs import swap
 from model_sizes import NARROW, VOCABULARY
+from transformers import T5ForConditionalGeneration
 
 from collab_heads import compress, export, get_adapter, load_exported, prune_heads, prune_neurons
 from collab_heads.base.extras import MissingPackageError
-from collab_heads.errors import ArgumentError, OutputError, SwapError, UnsupportedModelError
+from collab_heads.errors import ArgumentError, NonFiniteError, OutputError, SwapError, UnsupportedModelError
 from collab_heads.model.open_feed_forward import open_feed_forwards
-from collab_heads.serving.export import TARGETS
+from collab_heads.serving.comparison import Comparison
+from collab_heads.serving.export import TARGETS, ExportReport, check_difference
 from families import FAMILIES
 
 pytest.importorskip("transformers.exporters.runners", reason="exports of graphs need transformers 5.23")
@@ -380,3 +384,121 @@ def test_heads_removed_in_all_layers_make_a_smaller_stock_llama(tmp_path):
     export(model, tmp_path / "stock", "transformers")
     loaded = type(model).from_pretrained(tmp_path / "stock")
     assert loaded.num_parameters() == model.num_parameters() < before
+
+
+def broken(model, number):
+    """A copy whose first layer norm has a weight that is none of the model's."""
+    copied = copy.deepcopy(model)
+    weight = next(parameter for name, parameter in copied.named_parameters() if "norm" in name.lower() or "ln" in name)
+    weight.data.fill_(number)
+    return copied
+
+
+TARGETS_OF = {"bert": TARGETS, "gpt2": TARGETS, "marian": ("onnx", "openvino", "ctranslate2")}
+
+
+@pytest.mark.parametrize(
+    "to, name, int8",
+    [
+        pytest.param(to, name, int8, marks=() if (to, int8) == ("transformers", False) else pytest.mark.slow)
+        for name, targets in TARGETS_OF.items()
+        for to in targets
+        for int8 in (False, True)
+        if to != "transformers" or not int8
+    ],
+)
+def test_what_puts_out_no_numbers_is_not_written(to, name, int8, tmp_path, monkeypatch):
+    """Written from a copy of the model with NaN in it: each engine computes them; in eight bits they may be zeros."""
+    model = changed(name, "stock")
+    model = model.base_model if name == "bert" else model  # which CTranslate2 runs
+    write = TARGETS[to].write
+    monkeypatch.setattr(TARGETS[to], "write", lambda model, *args, **kw: write(broken(model, torch.nan), *args, **kw))
+    with pytest.raises(SwapError, match="nothing was written"):
+        export(model, tmp_path / "served", to, int8=int8)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_of_nan_or_inf_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    model = FAMILIES["bert"].build().base_model.eval()
+    for target in TARGETS.values():
+        monkeypatch.setattr(target, "write", lambda *args, **kwargs: pytest.fail("it was written"))
+    overflowing = copy.deepcopy(model)
+    overflowing.encoder.layer[0].output.dense.weight.data.fill_(1e38)
+    for to in TARGETS:
+        for number in (torch.nan, torch.inf):
+            with pytest.raises(NonFiniteError, match=r"the weight embeddings\.LayerNorm\.weight contains NaN or inf"):
+                export(broken(model, number), tmp_path / "served", to)
+        with pytest.raises(NonFiniteError, match="the model itself puts out NaN or inf in last_hidden_state"):
+            export(overflowing, tmp_path / "served", to)
+    decoder = FAMILIES["gpt2"].build().eval()
+    decoder.transformer.h[0].mlp.c_proj.weight.data.fill_(1e38)
+    with pytest.raises(NonFiniteError, match="the model itself puts out NaN or inf in logits"):
+        export(decoder, tmp_path / "served")
+    assert not list(tmp_path.iterdir())
+
+
+def test_eight_bits_of_another_model_are_not_written(tmp_path, monkeypatch):
+    model, write = FAMILIES["bert"].build().base_model.eval(), TARGETS["onnx"].write
+    other = copy.deepcopy(model)
+    torch.manual_seed(1)
+    for parameter in other.parameters():
+        parameter.data = torch.randn_like(parameter)
+    monkeypatch.setattr(TARGETS["onnx"], "write", lambda model, *args, **kw: write(other, *args, **kw))
+    with pytest.raises(SwapError, match=r"differs from PyTorch by .* more than 0\.5: nothing was written"):
+        export(model, tmp_path / "served", int8=True)
+
+
+@pytest.mark.parametrize(
+    "to", [pytest.param(to, marks=() if to == "transformers" else pytest.mark.slow) for to in TARGETS]
+)
+def test_what_a_config_says_of_outputs_and_caches_does_not_matter(to, tmp_path):
+    """`return_dict` and `use_cache` stay as they are in the model, and in a stock checkpoint."""
+    decoder = FAMILIES["gpt2"].build().eval()
+    decoder.config.use_cache = decoder.generation_config.use_cache = False
+    encoder = FAMILIES["bert"].build().base_model.eval()
+    for number, model in enumerate((decoder, encoder)):
+        model.config.return_dict = False
+        report = export(model, tmp_path / str(number), to)
+        assert report.difference <= ENGINE_NOISE and report.agreeing in (None, 1)
+        assert not model.config.return_dict and model.config.use_cache == (model is encoder)
+        if to in GRAPHS:
+            served = load_exported(tmp_path / str(number))
+            assert served(**text_batch(1, 4))[0].ndim == 3
+            if model is decoder:
+                assert_same_tokens(model, served, text_batch(2, 5, left=True))
+        if to == "transformers":
+            assert json.loads((tmp_path / str(number) / "config.json").read_text())["return_dict"] is False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoder, decoder", [(3, 2), (2, 3)])
+@pytest.mark.parametrize("to", (*GRAPHS, "ctranslate2"))
+def test_stacks_of_unequal_depth(to, encoder, decoder, tmp_path):
+    config = FAMILIES["t5"].build().config
+    config.num_layers, config.num_decoder_layers = encoder, decoder
+    torch.manual_seed(0)
+    model = T5ForConditionalGeneration(config).eval()
+    report = export(model, tmp_path / "served", to)
+    assert report.difference <= ENGINE_NOISE and report.agreeing == 1
+    if to in GRAPHS:
+        assert_same_tokens(model, load_exported(tmp_path / "served", threads=1), text_batch(3, 9))
+
+
+def test_the_report_says_what_other_tokens_mean():
+    numbers = {"folder": "x", "to": "onnx", "megabytes": 1.0, "difference": 1e-6, "seconds_before": 1.0}
+    same, tied, rounded = (
+        ExportReport(**numbers, seconds_after=1.0, int8=int8, agreeing=agreeing, margin=margin)
+        for int8, agreeing, margin in ((False, 1.0, 0.0), (False, 0.5625, 1e-7), (True, 0.5625, 0.02))
+    )
+    assert "100.0% of greedy tokens are PyTorch's\n" in str(same) and "tie" not in str(same)
+    assert "56.2% of greedy tokens are PyTorch's\n" in str(tied) and "ahead by 1e-07 of the largest" in str(tied)
+    assert "a tie, which rounding decides, and no fault" in str(tied)
+    assert "ahead by 0.02" in str(rounded) and "measure the quality on texts of your own" in str(rounded)
+
+
+def test_tokens_that_the_logits_do_not_explain_are_refused():
+    with pytest.raises(SwapError, match=r"chooses a token where PyTorch's own is ahead by 0\.3 .* more than 0\.002"):
+        check_difference(Comparison(1e-6, 0.5, 0.3, 1.0, 1.0), "onnx", TARGETS["onnx"].tolerance)
+    check_difference(Comparison(0.1, 0.5, 0.3, 1.0, 1.0), "onnx", TARGETS["onnx"].int8_tolerance)
+    with pytest.raises(SwapError, match="differs from PyTorch by nan"):
+        check_difference(Comparison(float("nan"), 0.5, 0.0, 1.0, 1.0), "onnx", TARGETS["onnx"].int8_tolerance)
