@@ -14,6 +14,8 @@ from pathlib import Path
 from huggingface_hub import try_to_load_from_cache
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+from collab_heads.errors import DataError
+from collab_heads.files.reading import own_file
 from collab_heads.model.marks import is_changed
 from collab_heads.sites.record import trimmed_vocabulary
 
@@ -53,8 +55,9 @@ def bring_tokenizer(config: PretrainedConfig, save_directory: str | Path, is_mai
     if any(file.name == "tokenizer_config.json" and b'"auto_map"' in file.read_bytes() for file in found):
         return  # the tokenizer is custom code, which would have to be copied, too
     try:
+        found = [own_file(file, file.parent) for file in found]
         copies = [Path(shutil.copyfile(file, folder / file.name)) for file in found]
-    except OSError as error:
+    except (OSError, DataError) as error:
         logger.warning("the tokenizer in %s cannot be copied to %s: %s; save it there yourself", source, folder, error)
         return
     _brought[folder.resolve()] = {file: file.stat().st_mtime_ns for file in copies}
