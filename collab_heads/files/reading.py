@@ -20,6 +20,8 @@ LARGEST_RATIO = 50
 ALWAYS_UNPACKED = 1 << 24  # bytes, 16 MiB: small files may hold anything
 CHUNK = 1 << 20
 OPENED = ("/dev/fd", "/proc/self/fd")  # paths in these are descriptors that a shell passed on
+KERNEL = ("/proc", "/sys")  # files in these have no end that is known, and some wait forever
+SNAPSHOTS = "models--*/snapshots"  # in the cache of the Hub
 KINDS = {stat.S_ISDIR: "folder", stat.S_ISFIFO: "named pipe", stat.S_ISSOCK: "socket"}
 # Bytes at the beginning of a text that name its encoding; a mark of UTF-32 begins with one of UTF-16.
 MARKS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
@@ -29,18 +31,37 @@ MAX_FIELD = 1 << 17  # characters; a tokenizer takes up to a second for so many,
 def check_file(path: str | Path) -> None:
     """Raise DataError unless a path leads to a file, or to a pipe that is already open.
 
-    A device returns bytes without end, and a named pipe waits until another process writes to it, perhaps forever.
-    Pipes that a shell has opened (`/dev/stdin`, `<(command)`) are read.
+    A device returns bytes without end, and a named pipe waits until another process writes to it, perhaps forever, as
+    some files of the kernel do (`/proc/kmsg`). Pipes that a shell has opened (`/dev/stdin`, `<(command)`) are read.
     """
     try:
-        mode = os.stat(path).st_mode
+        found = os.stat(path)
     except (OSError, ValueError) as error:  # ValueError: a null byte
         raise DataError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     is_opened = str(path) == "/dev/stdin" or str(Path(path).parent) in OPENED
-    if stat.S_ISREG(mode) or (stat.S_ISFIFO(mode) and is_opened):
+    of_kernel = any(os.path.ismount(each) and os.stat(each).st_dev == found.st_dev for each in KERNEL)
+    if (stat.S_ISREG(found.st_mode) and not of_kernel) or (stat.S_ISFIFO(found.st_mode) and is_opened):
         return
-    kind = next((name for is_kind, name in KINDS.items() if is_kind(mode)), "device")
+    kind = next((name for is_kind, name in KINDS.items() if is_kind(found.st_mode)), "device")
     raise DataError(f"{path} is a {kind}, no file: give a file, or a pipe as /dev/stdin or <(command)")
+
+
+def own_file(path: Path, folder: Path) -> Path:
+    """Return the path of a file in a folder that others made, after checking that it does not lead out of it.
+
+    A link may lead to any file of the user's, which a copy would publish. In the cache of the Hub files are links to
+    the `blobs` of their repository, which pass.
+
+    Raises:
+        DataError: if it leads out of the folder, or is a link to another folder.
+    """
+    target, home = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
+    blobs = [each.parent / "blobs" for each in home.parents if each.match(SNAPSHOTS)]
+    if not any(target.is_relative_to(each) for each in (home, *blobs)):
+        raise DataError(f"{path} leads out of {folder}, to {target}: put the file itself there if you want it copied")
+    if path.is_symlink() and target.is_dir():
+        raise DataError(f"{path} is a link to a folder: put the folder itself there if you want it copied")
+    return path
 
 
 def read_bytes(path: str | Path) -> bytes:

@@ -18,6 +18,7 @@ from collab_heads.base.extras import INSTALL
 from collab_heads.base.wrappers import check_passed, model_inside
 from collab_heads.errors import OutputError
 from collab_heads.files.atomic import write_file
+from collab_heads.files.reading import own_file, read_text
 from collab_heads.model.marks import is_changed, marked, names_our_code
 from collab_heads.model.record_sync import sync_record
 from collab_heads.model.sentence_encoder import CLASSES, encoder_class, encoder_source, same_source
@@ -197,7 +198,7 @@ def base_of(config: PretrainedConfig) -> dict[str, str]:
 def said_of(readme: Path, fields: Sequence[str] = PASSED_ON) -> dict[str, str]:
     """Return some metadata of a card; empty if there is no card, or none that can be read."""
     try:
-        said = ModelCard(readme.read_text(encoding="utf-8"), ignore_metadata_errors=True).data.to_dict()
+        said = ModelCard(read_text(own_file(readme, readme.parent)), ignore_metadata_errors=True).data.to_dict()
     except Exception:  # no such file, or of YAML, huggingface_hub, encodings
         return {}
     return {field: said[field] for field in fields if said.get(field)}
@@ -210,9 +211,8 @@ def original_text(config: PretrainedConfig) -> str:
     """
     source = same_source(config)
     try:
-        text = (
-            ModelCard((source / README).read_text(encoding="utf-8"), ignore_metadata_errors=True).text if source else ""
-        )
+        card = read_text(own_file(source / README, source)) if source else ""
+        text = ModelCard(card, ignore_metadata_errors=True).text if source else ""
     except Exception:  # no such file, or of YAML, huggingface_hub, encodings
         return ""
     kept = [found["text"] for found in SECTIONS.finditer(text) if found["name"] == ORIGINAL]

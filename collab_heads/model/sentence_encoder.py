@@ -14,7 +14,7 @@ from transformers import PretrainedConfig
 from transformers.utils import CONFIG_NAME
 
 from collab_heads.errors import DataError
-from collab_heads.files.reading import parse_json, read_text
+from collab_heads.files.reading import own_file, parse_json, read_text
 from collab_heads.model.marks import auto_map, is_changed
 from collab_heads.model.tokenizer_files import source_of
 from collab_heads.sites.record import trimmed_vocabulary
@@ -83,17 +83,18 @@ def copy_modules(source: Path, folder: Path) -> None:
     """Copy what makes a sentence-transformers folder, if it is one: its settings and the folders of other modules.
 
     Raises:
-        DataError: if the list of modules cannot be read, or names a folder outside `source`.
+        DataError: if the list of modules cannot be read, or a file leads out of `source`; nothing is copied then.
     """
     if not (source / MODULES).is_file():
         return
-    inside = [source / module["path"] for module in listed(source) if module.get("path")]
-    for path in inside:
-        if not path.resolve().is_relative_to(source.resolve()):
-            raise DataError(f"{source / MODULES} names {path}, which is outside its folder")
-    for path in (path for path in inside if path.is_dir()):  # modules without settings have no folder in a repository
+    inside = [own_file(source / module["path"], source) for module in listed(source) if module.get("path")]
+    folders = [path for path in inside if path.is_dir()]  # modules without settings have no folder in a repository
+    files = sorted(path for pattern in FILES for path in source.glob(pattern))
+    for path in (*files, *(path for each in folders for path in each.rglob("*"))):
+        own_file(path, source)
+    for path in folders:
         shutil.copytree(path, folder / path.relative_to(source), dirs_exist_ok=True)
-    for path in sorted(path for pattern in FILES for path in source.glob(pattern)):
+    for path in files:
         shutil.copyfile(path, folder / path.name)
 
 

@@ -19,7 +19,9 @@ from huggingface_hub import try_to_load_from_cache
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME
 
-from collab_heads.files.atomic import PARTIAL
+from collab_heads.errors import DataError
+from collab_heads.files.locks import PARTIAL
+from collab_heads.files.reading import own_file
 from collab_heads.model.marks import is_changed
 from collab_heads.model.ties import first_weights, read_metadata
 from collab_heads.model.vocabularies import (
@@ -124,12 +126,12 @@ def copy_files(source: Path, folder: Path, patterns: Collection[str]) -> None:
     if any(file.name == "tokenizer_config.json" and b'"auto_map"' in file.read_bytes() for file in found):
         return  # the tokenizer is custom code, which would have to be copied, too
     try:
-        for file in found:
+        for file in [own_file(each, source) for each in found]:  # all are checked before any is copied
             partial = folder / (file.name + PARTIAL)
             shutil.copyfile(file, partial)
             os.replace(partial, folder / file.name)
         delete_others(folder, {file.name for file in found})
-    except OSError as error:
+    except (OSError, DataError) as error:
         logger.warning("the tokenizer in %s cannot be copied to %s: %s; save it there yourself", source, folder, error)
 
 

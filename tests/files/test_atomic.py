@@ -64,6 +64,17 @@ def test_a_full_disk_is_a_message_with_path_and_bytes(kind, tmp_path):
         assert fragment in str(caught.value)
 
 
+@pytest.mark.parametrize("number", (5, 13, 30, 121))
+def test_any_failure_to_write_is_one_of_ours(number, tmp_path):
+    """Also those that come from Rust, with a number that is not that of a full disk."""
+    said = f"Error while serializing: I/O error: {os.strerror(number)} (os error {number})"
+    for error in (SafetensorError(said), Exception(said), OSError(number, os.strerror(number))):
+        with pytest.raises(OutputError, match=f"cannot write {tmp_path / 'file'}: .*{os.strerror(number)}") as caught:
+            with writing(tmp_path / "file"):
+                raise error
+        assert "full" not in str(caught.value)
+
+
 def test_other_errors_pass(tmp_path):
     for error in (RuntimeError("shapes differ"), KeyError("x"), OutputError("ours")):
         with pytest.raises(type(error)) as caught, writing(tmp_path / "file"):

@@ -73,14 +73,14 @@ def no_files(tmp_path):
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(os.path.relpath(tmp_path / "socket"))  # the path of a socket is short
         found = {name: tmp_path / name for name in ("fifo", "folder", "socket")}
-        yield found | {"device": "/dev/full", "endless": "/dev/zero", "terminal": "/dev/tty"}
+        yield found | {"device": "/dev/full", "endless": "/dev/zero", "terminal": "/dev/tty", "kernel": "/proc/kmsg"}
 
 
 KINDS = {"fifo": "named pipe", "folder": "folder", "socket": "socket"}
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
-@pytest.mark.parametrize("kind", ("fifo", "folder", "socket", "device", "endless", "terminal"))
+@pytest.mark.parametrize("kind", ("fifo", "folder", "socket", "device", "endless", "terminal", "kernel"))
 def test_what_is_no_file_is_refused_before_it_is_opened(kind, no_files):
     """A named pipe waits until somebody writes to it, a device gives bytes without end."""
     if not os.path.exists(no_files[kind]):

@@ -156,6 +156,51 @@ def test_a_list_that_cannot_be_read_never_stops_the_weights(listed, told, origin
     assert "cannot be copied" in warnings_logged.text and told in warnings_logged.text
 
 
+@pytest.mark.parametrize("place", ("modules.json", "sentence_bert_config.json", "1_Pooling/a.json", "1_Pooling/more"))
+def test_what_links_lead_to_is_not_copied(place, original, tmp_path, warnings_logged):
+    """A folder from elsewhere may name any file of whoever saves a model that was made of it."""
+    secret = tmp_path / "home" / "key"
+    secret.parent.mkdir()
+    secret.write_text("secret")
+    (original / place).unlink(missing_ok=True)
+    os.symlink(secret.parent if place.endswith("more") else secret, original / place)
+    if place == "modules.json":
+        secret.write_text(json.dumps(MODULES))
+    changed(original).save_pretrained(tmp_path / "small")
+    assert copied(tmp_path / "small") == set()
+    assert f"{original / place} leads out of" in warnings_logged.text
+
+
+def test_the_card_of_another_folder_is_not_published(original, tmp_path):
+    (tmp_path / "diary.md").write_text("dear diary")
+    (original / "README.md").unlink()
+    os.symlink(tmp_path / "diary.md", original / "README.md")
+    changed(original).save_pretrained(tmp_path / "small")
+    assert "dear diary" not in (tmp_path / "small" / "README.md").read_text()
+
+
+def test_the_links_of_the_cache_of_the_hub_are_copied(original, tmp_path):
+    """Each file of a snapshot is one, to a blob of the same repository."""
+    repository = tmp_path / "cache" / "models--owner--name"
+    snapshot, blobs = repository / "snapshots" / "abc", repository / "blobs"
+    blobs.mkdir(parents=True)
+    for number, file in enumerate(sorted(path for path in original.rglob("*") if path.is_file())):
+        link = snapshot / file.relative_to(original)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        file.rename(blobs / str(number))
+        os.symlink(os.path.relpath(blobs / str(number), link.parent), link)
+    changed(snapshot).save_pretrained(tmp_path / "small")
+    assert copied(tmp_path / "small") == {"modules.json", "sentence_bert_config.json", "1_Pooling/config.json"}
+    assert (tmp_path / "small" / "tokenizer_config.json").is_file()
+    assert "About it." in (tmp_path / "small" / "README.md").read_text()
+    assert not any(path.is_symlink() for path in (tmp_path / "small").rglob("*"))
+    blobs.rename(tmp_path / "home")
+    os.symlink(tmp_path / "home", blobs)  # a crafted repository
+    changed(snapshot).save_pretrained(tmp_path / "other")
+    assert copied(tmp_path / "other") == set()
+    assert not (tmp_path / "other" / "tokenizer_config.json").exists()
+
+
 @pytest.mark.slow
 def test_the_code_of_its_card_loads_it_without_the_import(original, tmp_path):
     """In sentence-transformers, with the pooling and the length of the original."""

@@ -1,5 +1,7 @@
 """A changed model is saved with the tokenizer that it came with; whoever saves one afterwards has the last word."""
 
+import os
+
 import pytest
 import torch
 from known_heads import word_pieces
@@ -106,6 +108,14 @@ def test_code_is_not_copied(model, original, tmp_path):
     (original / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["tokens.Tokens", null]}}')
     model.save_pretrained(tmp_path / "small")
     assert not names(tmp_path / "small")
+
+
+def test_what_links_lead_to_is_not_copied(model, original, tmp_path, caplog):
+    (tmp_path / "key").write_text("secret")
+    os.symlink(tmp_path / "key", original / "vocab.other")
+    model.save_pretrained(tmp_path / "small")
+    assert names(tmp_path / "small") == set()
+    assert f"{original / 'vocab.other'} leads out of {original}" in caplog.text
 
 
 def test_nobody_uploads_them_with_the_model(model, tmp_path, monkeypatch):
