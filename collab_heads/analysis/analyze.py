@@ -37,6 +37,7 @@ from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
 from collab_heads.heads.criteria import Gradient, Reconstruction
 from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.importance import head_importance
+from collab_heads.model.batches import warn_few
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.sites.record import CollabConfig
 
@@ -139,7 +140,9 @@ def analyze_heads(
     adapter = get_adapter(model)
     if not adapter.sites_with_heads(model):
         raise SwapError(f"this {type(model).__name__} has no heads left to analyze")
-    return Analysis(model, adapter, Sentences(batches), options).report()
+    report = Analysis(model, adapter, Sentences(batches), options).report()
+    warn_few([report.data["sentences"]])
+    return report
 
 
 class Analysis:

@@ -19,3 +19,15 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], last: str) 
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:], last])
+
+
+MUCH, MOST = 0.2, 0.5  # shares of an output
+
+
+def loss_in_words(share: float) -> str:
+    """Return what it means that a share of an output is lost; empty if it is less than a fifth."""
+    if share >= MOST:
+        return "note: most of the output is lost: without training the model will be of little use"
+    if share >= MUCH:
+        return "note: much of the output is lost: measure the model on its task before you use it"
+    return ""

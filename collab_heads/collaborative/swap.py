@@ -25,6 +25,7 @@ from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.model.apply_state import SiteWeights, apply_state
+from collab_heads.model.batches import NoticingFew
 from collab_heads.model.offloading import changing_attention
 from collab_heads.model.refusals import check_swappable, check_values, check_wrapper
 from collab_heads.sites.record import CollabConfig
@@ -129,7 +130,8 @@ def swap_to_collaborative(
         needs_calls = refine_steps > 0 or allocation == "balanced" or FITS[kind].needs_calls
         recorded = [plan.site for plan in plans if needs_calls and not plan.is_exact]
         narrowed = [plan.site for plan in value_plans]
-        calibrated = CalibratedSites(model, [plan.site for plan in plans], recorded, narrowed, batches)
+        seen = NoticingFew(batches)
+        calibrated = CalibratedSites(model, [plan.site for plan in plans], recorded, narrowed, seen)
     with few_threads(max([plan.dim for plan in plans] + [plan.site.dim_value for plan in value_plans])):
         if allocation == "balanced" and calibrated is not None:
             plans = balance_widths(plans, lambda path: calibrated.of(path).query_key[path])

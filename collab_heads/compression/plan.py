@@ -32,7 +32,7 @@ from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.layout import widths
 from collab_heads.model.apply_state import undone
-from collab_heads.model.batches import each_batch, without_unread_labels
+from collab_heads.model.batches import NoticingFew, without_unread_labels
 from collab_heads.model.device_hooks import is_offloaded
 from collab_heads.model.offloading import changing_layers, in_memory, layer_modules
 from collab_heads.model.refusals import check_wrapper
@@ -139,7 +139,7 @@ def plan(
         if not part.may_stay or set(parts) == {part.name}:
             get_adapter(model, capability=part.capability(kind))
     options = FitOptions(refine_steps=refine_steps, seed=seed)
-    listed = enumerate(without_unread_labels(model, batch) for batch in each_batch(batches))
+    listed = enumerate(without_unread_labels(model, batch) for batch in NoticingFew(batches))
     with one_bar("plan", PHASES if of not in COUNTED else PHASES[:-1]):
         batches = [batch for _, batch in with_translations(model, list(listed))]
         measured = measure_model(model, adapter, batches, sites, kind, parts, options)

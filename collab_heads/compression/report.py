@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from collab_heads.base.display import text_table
+from collab_heads.base.display import loss_in_words, text_table
 from collab_heads.base.option_values import FeedForwardRole, SitePart
 from collab_heads.compression.measures import UNITS, Measure
 from collab_heads.compression.parts.table import PARTS
@@ -128,6 +128,8 @@ class CompressReport:
                 f"with the original, and {self.budget:.1%} was asked for: times say little where other programs run, "
                 "or where a batch is small; try a larger first batch on a quiet machine, or a budget of operations"
             )
+        if said := loss_in_words(self.measured_error**2):
+            notes.append(said)
         if self.measured_error <= SURPRISE * self.predicted_error:
             return notes
         times = self.measured_error / self.predicted_error if self.predicted_error else float("inf")

@@ -12,7 +12,7 @@ from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.criteria import HeadCriterion, criterion_of
 from collab_heads.heads.selection import Target, check_by_path, check_scores, check_target, choose, roles_of_heads
-from collab_heads.model.batches import check_batches
+from collab_heads.model.batches import NoticingFew
 from collab_heads.model.offloading import changing_attention, opening_model
 from collab_heads.model.open_site import open_sites
 from collab_heads.model.refusals import check_wrapper
@@ -64,7 +64,7 @@ def head_importance(
     elif batches is None:
         raise ArgumentError(f"criterion {criterion.name!r} ranks heads by what they do: pass batches")
     else:
-        batches = check_batches(batches)
+        batches = list(NoticingFew(batches))
     sites = adapter.sites_with_heads(model)
     if not sites:
         return {}

@@ -16,7 +16,7 @@ from collab_heads.heads.reconstruction import regressions
 from collab_heads.heads.report import PrunedSite, PruneReport
 from collab_heads.heads.selection import Target, check_target, removal_choice, roles_of_heads
 from collab_heads.model.apply_state import prune_site
-from collab_heads.model.batches import check_batches
+from collab_heads.model.batches import NoticingFew
 from collab_heads.model.offloading import changing_attention
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_forward, check_outputs, check_projection, check_unshared, check_wrapper
@@ -87,7 +87,7 @@ def prune_heads(
     if isinstance(batches, Mapping):
         raise ArgumentError("batches is a dict: name the heads to remove with heads={...}, or pass a list of batches")
     if keep is not None:
-        batches = None if batches is None else check_batches(batches)  # read twice
+        batches = None if batches is None else list(NoticingFew(batches))  # read twice
         heads = heads_to_remove(model, adapter, keep, criterion, batches)
     config, available = CollabConfig.on(model), open_sites(model, adapter, adapter.sites(model))
     numbers, by_gates = {site.path: site.head_numbers for site in available}, heads is None
@@ -102,7 +102,7 @@ def prune_heads(
         for site in chosen
     }
     repaired = [site for site in chosen if 0 < len(kept[site.path]) < site.num_heads]
-    fits = {} if batches is None else regressions(model, repaired, batches, folds_gates=by_gates)
+    fits = {} if batches is None else regressions(model, repaired, NoticingFew(batches), folds_gates=by_gates)
     refitted = {path: fit.refit(kept[path]) for path, fit in fits.items()}
     parameters_before, sizes = model.num_parameters(), {site.path: site_size(site) for site in chosen}
     # Nothing has changed up to here; nothing can fail from here on.

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from collab_heads.base.display import text_table
+from collab_heads.base.display import loss_in_words, text_table
 
 
 @dataclass(frozen=True)
@@ -172,9 +172,13 @@ class PruneReport:
         before, after = self.model_parameters_before, self.model_parameters_after
         last = f"{self.removed} heads removed; model parameters {before:,} -> {after:,} ({after / before - 1:+.1%})"
         shares = [site.share_lost for site in self.sites if site.share_lost is not None]
+        words = ""
         if shares:
-            last += f"; W_O refitted: {sum(shares) / len(shares):.1%} of what sites add is lost on average"
-        return text_table(("site", "role", "heads", "parameters", "cache/token", "kept"), rows, last)
+            lost = sum(shares) / len(shares)
+            last += f"; W_O refitted: {lost:.1%} of what sites add is lost on average"
+            words = loss_in_words(lost)
+        table = text_table(("site", "role", "heads", "parameters", "cache/token", "kept"), rows, last)
+        return "\n".join(filter(None, [table, words]))
 
 
 @dataclass(frozen=True)

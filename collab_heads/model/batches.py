@@ -2,13 +2,14 @@
 
 import inspect
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor, device
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from collab_heads.base.option_values import FeedForwardRole, Role
 from collab_heads.base.progress import progress_bar
@@ -17,6 +18,7 @@ from collab_heads.errors import CalibrationError, CollabHeadsError
 from collab_heads.model.offloading import input_device
 from collab_heads.sites.site import AttentionSite, Site
 
+logger = logging.get_logger("transformers.collab_heads")  # below transformers' own: its verbosity counts
 CHUNKS = "chunk_size_feed_forward"  # attribute of the layers of BERT and others
 
 
@@ -248,6 +250,40 @@ def each_batch(batches: Iterable[Mapping]) -> Iterator[Mapping]:
         yield batch
     if index < 0:
         raise CalibrationError("batches is empty: pass 32 to 512 sentences as batches of model inputs")
+
+
+FEW = 128  # examples; with fewer, fits and rankings say little about others
+
+
+def warn_few(counts: Sequence[int | None]) -> None:
+    """Warn if batches hold fewer than 128 examples; the counts are those of `num_rows`."""
+    known = [count for count in counts if count is not None]
+    if len(known) == len(counts) and sum(known) < FEW:
+        logger.warning_once(
+            f"{sum(known)} examples are few: what is measured on them, or fitted to them, may be quite different on "
+            f"others; pass at least {FEW}, at best 256 to 2,048"
+        )
+
+
+class NoticingFew(Iterable[Mapping]):
+    """Batches that are counted while they are passed on, for `warn_few`; one is held at a time.
+
+    Args:
+        batches: an iterable of batches; `each_batch` checks them.
+    """
+
+    def __init__(self, batches: Iterable[Mapping]):
+        self.batches = batches
+
+    def __length_hint__(self) -> int:
+        return operator.length_hint(self.batches)
+
+    def __iter__(self) -> Iterator[Mapping]:
+        counts = []
+        for batch in each_batch(self.batches):
+            counts.append(num_rows(batch))
+            yield batch
+        warn_few(counts)
 
 
 class EnoughSeen(Exception):

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from collab_heads.base.arguments import checking_arguments
-from collab_heads.base.display import text_table
+from collab_heads.base.display import loss_in_words, text_table
 from collab_heads.base.numerics import few_threads
 from collab_heads.base.option_values import FeedForwardRole
 from collab_heads.base.progress import one_bar, progress_bar
@@ -21,7 +21,7 @@ from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, UnsupportedModelError
 from collab_heads.heads.reconstruction import most_costly
 from collab_heads.model.apply_state import OutputWeights, keep_neurons
-from collab_heads.model.batches import check_batches
+from collab_heads.model.batches import NoticingFew
 from collab_heads.model.offloading import changing_layers
 from collab_heads.model.open_feed_forward import OpenFeedForward, open_feed_forwards
 from collab_heads.model.refusals import check_feed_forwards, check_wrapper
@@ -89,7 +89,9 @@ class PruneNeuronsReport:
         ]
         before, after = self.model_parameters_before, self.model_parameters_after
         last = f"{self.removed:,} neurons removed; model parameters {before:,} -> {after:,} ({after / before - 1:+.1%})"
-        return text_table(("block", "role", "neurons", "parameters", "output lost"), rows, last)
+        table = text_table(("block", "role", "neurons", "parameters", "output lost"), rows, last)
+        lost = sum(block.share_lost for block in self.blocks) / max(1, len(self.blocks))
+        return "\n".join(filter(None, [table, loss_in_words(lost)]))
 
 
 @checking_arguments
@@ -150,7 +152,7 @@ def prune_neurons(
     counts = {block.path: number_kept(asked[block.path], block) for block in blocks if block.path in asked}
     chosen = [block for block in blocks if counts.get(block.path, block.num_neurons) < block.num_neurons]
     check_feed_forwards(model, chosen)
-    fits = fitted(model, chosen, check_batches(batches), counts)
+    fits = fitted(model, chosen, list(NoticingFew(batches)), counts)
     before, config = model.num_parameters(), CollabConfig.on(model)
     # Nothing has changed up to here; nothing can fail from here on.
     states, reports = {}, []
