@@ -4,18 +4,20 @@ They are counted as torch computes them. Padding counts, and so do the pairs tha
 or outside of a window. A decoder reads its inputs in a batch all at once, without a cache.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from collab_heads.errors import CalibrationError
 from collab_heads.layers.fused import FusedPart
 from collab_heads.layers.layout import PLAIN, widths
 from collab_heads.model.batches import num_rows, run_batches, select
-from collab_heads.model.open_feed_forward import OpenLayerSite
+from collab_heads.model.open_feed_forward import OpenFeedForward, OpenLayerSite
 from collab_heads.model.open_site import open_sites
 from collab_heads.model.site_size import site_size
 
@@ -29,12 +31,15 @@ class Workload:
         queries: tokens that attend, in all calls.
         keys: tokens that keys and values are computed from, in all calls; in cross-attention those of the source.
         pairs: pairs of a token that attends and one that is attended to, in all calls.
+        cached: tokens whose keys and values are kept in generation, in all calls. Models that do not generate are
+            counted as if they did.
     """
 
     calls: int
     queries: int
     keys: int
     pairs: int
+    cached: int = 0
 
 
 def count_work(
@@ -66,6 +71,7 @@ def count_work(
         handles.append(module.register_forward_pre_hook(hook))
 
     found = {site.path: Workload(0, 0, 0, 0) for site in sites}
+    keeps = {site.path: kept_tokens(model, site) for site in sites}
     handles: list = []
     for site in sites:
         for module in site.token_modules:
@@ -77,7 +83,7 @@ def count_work(
             tokens.clear()
             run_batches(model, [example], {}, "counting")
             for path, seen in tokens.items():
-                found[path] = added(found[path], seen, times)
+                found[path] = added(found[path], seen, times, keeps[path])
     finally:
         for handle in handles:
             handle.remove()
@@ -120,17 +126,39 @@ def other_operations(model: PreTrainedModel, batches: Sequence[Mapping], sites: 
     return total + sum(work[site.path].pairs * site_size(site).per_pair for site in unchanged)
 
 
-def added(work: Workload, seen: Sequence[tuple[int, int]], times: int) -> Workload:
+def kept_tokens(model: PreTrainedModel, site: OpenLayerSite) -> Callable[[int], int]:
+    """Return how many of some tokens a site caches in generation: a function of their number.
+
+    The layers of transformers' cache answer it for a decoder, whose window may slide. Feed-forward blocks cache
+    nothing, nor does the encoder of an encoder-decoder, which runs once.
+    """
+    if isinstance(site, OpenFeedForward) or (model.config.is_encoder_decoder and site.role == "enc-self"):
+        return lambda tokens: 0
+
+    def of_layer(tokens: int) -> int:
+        layers = DynamicCache(config=model.config).layers
+        if site.site.layer >= len(layers):  # a decoder may have more layers than its config says
+            return tokens
+        layer = cast(DynamicLayer, layers[site.site.layer])
+        layer.update(*torch.zeros(2, 1, 1, tokens, 1))
+        return cast(Tensor, layer.keys).shape[-2]
+
+    return of_layer if site.role == "dec-self" else lambda tokens: tokens
+
+
+def added(work: Workload, seen: Sequence[tuple[int, int]], times: int, kept: Callable[[int], int]) -> Workload:
     """Add the work of one more forward pass to a workload.
 
     Args:
         work: the workload so far.
         seen: rows and tokens of the keys and of the queries of every call, in turns.
         times: how often `seen` counts.
+        kept: how many of some tokens are cached, see `kept_tokens`.
     """
-    queries, keys, pairs = work.queries, work.keys, work.pairs
+    queries, keys, pairs, cached = work.queries, work.keys, work.pairs, work.cached
     for (_, sources), (rows, targets) in zip(seen[::2], seen[1::2], strict=True):
         queries += times * rows * targets
         keys += times * rows * sources
         pairs += times * rows * targets * sources
-    return Workload(max(work.calls, len(seen) // 2), queries, keys, pairs)
+        cached += times * rows * kept(sources)
+    return Workload(max(work.calls, len(seen) // 2), queries, keys, pairs, cached)
