@@ -36,7 +36,7 @@ from collab_heads.model.apply_state import undone
 from collab_heads.model.batches import each_batch, without_unread_labels
 from collab_heads.model.device_hooks import is_offloaded
 from collab_heads.model.offloading import changing_layers, in_memory, layer_modules
-from collab_heads.model.refusals import check_wrapper
+from collab_heads.model.refusals import check_not_inference, check_wrapper
 from collab_heads.model.translations import with_translations
 from collab_heads.sites.record import CollabConfig
 from collab_heads.sites.state import QueryKeyKind
@@ -122,7 +122,7 @@ def plan(
 
     Raises:
         UnsupportedModelError: if there is no adapter for the model, it is wrapped, its output cannot be compared, or
-            `parts` names nothing that can become smaller in its family.
+            `parts` names nothing that can become smaller in its family, or its weights were made in inference mode.
         ArgumentError: on an unknown role, path, measure, part, kind or shape, an impossible number, or a measure that
             is zero for the sites.
         CalibrationError: if the batches are empty or too few, or the model cannot take them.
@@ -143,6 +143,7 @@ def plan(
     if shape is not None:
         check_choice("shape", shape, MODEL_SHAPES)
     check_wrapper(model)
+    check_not_inference(model)
     adapter = get_adapter(model)
     for part in PARTS.values():
         if not part.may_stay or set(parts) == {part.name}:
