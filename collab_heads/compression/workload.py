@@ -4,22 +4,21 @@ They are counted as torch computes them. Padding counts, and so do the pairs tha
 or outside of a window. A decoder reads its inputs in a batch all at once, without a cache.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from collab_heads.errors import CalibrationError
 from collab_heads.layers.fused import FusedPart
-from collab_heads.layers.layout import PLAIN, widths
 from collab_heads.model.batches import num_rows, run_batches, select
 from collab_heads.model.open_feed_forward import OpenFeedForward, OpenLayerSite
-from collab_heads.model.open_site import open_sites
-from collab_heads.model.site_size import site_size
 
 
 @dataclass(frozen=True)
@@ -92,38 +91,48 @@ def count_work(
     return found
 
 
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
+def fused_operations(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: object, **__: object) -> int:
+    """Count the multiplications and additions of fused attention on a CPU, which torch's counter leaves out."""
+    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+FUSED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: fused_operations}
 
 
 def other_operations(model: PreTrainedModel, batches: Sequence[Mapping], sites: Sequence[OpenLayerSite]) -> int:
-    """Count the multiplications of a model outside of some sites: projections, convolutions, other attention.
+    """Count the multiplications of all matrix products and convolutions of a model outside of some sites.
 
     Only one example of each batch is run: the others are as long.
     """
-    inside = {part for site in sites for module in site.modules for part in module.modules()}
-    total, times = 0, 1
+    counter = FlopCounterMode(display=False, custom_mapping=FUSED)
+    total = begun = times = depth = 0  # inside of how many modules of sites
 
-    def hook(module: nn.Module, args: tuple, output: Tensor) -> None:
-        nonlocal total
-        is_plain = isinstance(module, PLAIN)
-        per_element = widths(module)[0] if is_plain else cast(Tensor, module.weight)[0].numel()
-        total += times * output.numel() * per_element
+    def enter(*_: object) -> None:
+        nonlocal begun, depth
+        if not depth:
+            begun = counter.get_total_flops()
+        depth += 1
 
-    kinds = (*PLAIN, *CONVOLUTIONS)
-    others = [module for module in model.modules() if isinstance(module, kinds) and module not in inside]
-    handles = [module.register_forward_hook(hook) for module in others]
+    def leave(*_: object) -> None:
+        nonlocal total, depth
+        depth -= 1
+        if not depth:
+            total -= times * (counter.get_total_flops() - begun)
+
+    inside = {module for site in sites for module in site.modules}
+    handles = [module.register_forward_pre_hook(enter) for module in inside]
+    handles += [module.register_forward_hook(leave) for module in inside]
     try:
         for batch in batches:
             rows = num_rows(batch)
             example, times = (batch, 1) if rows is None else (select(batch, slice(0, 1)), rows)
-            run_batches(model, [example], {}, "counting")
+            with counter:
+                run_batches(model, [example], {}, "counting")
+            total += times * counter.get_total_flops()
     finally:
         for handle in handles:
             handle.remove()
-    chosen, attention = {site.path for site in sites}, open_sites(model, sites[0].adapter)
-    unchanged = [site for site in attention if site.path not in chosen]
-    work = count_work(model, batches, unchanged, reached=False)
-    return total + sum(work[site.path].pairs * site_size(site).per_pair for site in unchanged)
+    return total // 2  # it counts additions, too
 
 
 def kept_tokens(model: PreTrainedModel, site: OpenLayerSite) -> Callable[[int], int]:
