@@ -45,6 +45,7 @@ def compress(
     parts: SitePart | Iterable[SitePart] = SITE_PARTS,
     kind: QueryKeyKind = "per_head",
     shape: ModelShape | None = None,
+    multiple_of: int = 1,
     refine_steps: int = 120,
     seed: int = 0,
 ) -> CompressReport:
@@ -91,6 +92,9 @@ def compress(
             number of neurons, or none; "free" lets every site have its own; "ctranslate2" is what this engine runs, and
             "uniform" what the stock config of the family can say (see `export`). None: "even" for a model without a
             head, whose hidden states are compared, else "free".
+        multiple_of: what the widths of smaller layers are multiples of: of queries, of keys and of values over all
+            heads, and the number of neurons. 64 suits GPUs and four bits (see the guide to quantisation). Widths that
+            do not change stay as they are.
         refine_steps: Adam steps that fit each narrower query/key projection to the original output of its site.
         seed: seed of the order of the inputs in the refinement.
 
@@ -111,7 +115,7 @@ def compress(
     share = check_budget(0.5 if budget is None else budget)
     FitOptions(refine_steps=refine_steps, seed=seed)  # refused before anything is measured
     options: dict[str, Any] = {"of": of, "sites": sites, "parts": parts, "kind": kind, "shape": shape}
-    options |= {"refine_steps": refine_steps, "seed": seed}
+    options |= {"multiple_of": multiple_of, "refine_steps": refine_steps, "seed": seed}
     if isinstance(batches, CompressionPlan):
         batches.check_model(model)
         defaults = inspect.signature(plan).parameters
@@ -229,7 +233,7 @@ def site_report(made: CompressionPlan, path: str, choices: Choices) -> Compresse
         sizes={name: (part.total(whole), part.total(geometry)) for name, part in parts_of(use.shape).items()},
         parameters_before=before.parameters,
         parameters_after=after.parameters,
-        cache_before=before.cache * bool(use.cached),
-        cache_after=after.cache * bool(use.cached),
+        cache_before=before.cache * bool(use.work.cached),
+        cache_after=after.cache * bool(use.work.cached),
         predicted_error=math.sqrt(made.option(path, choice).error),
     )

@@ -108,6 +108,7 @@ def measure_model(
     names: str | Iterable[str] | None,
     kind: QueryKeyKind,
     parts: tuple[SitePart, ...],
+    multiple_of: int,
     options: FitOptions,
 ) -> Measurements:
     """Measure a model, which is not changed; arguments and errors are those of `plan`."""
@@ -125,7 +126,7 @@ def measure_model(
         raise CalibrationError("the calibration examples hold one token each, which attends to itself: pass sentences")
     errors = {}
     for site in progress_bar(sites, desc="measuring sites"):
-        shape, path = shape_of(site, kind, parts), site.path
+        shape, path = shape_of(site, kind, parts, multiple_of), site.path
         with few_threads(widths(site.output)[0]):  # names for calibrations would keep them in memory
             errors[path] = SiteErrors(shape, site_errors(site, shape, fitted.take(path), shown.take(path)))
     del shown  # as large as `fitted`

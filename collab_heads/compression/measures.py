@@ -9,12 +9,11 @@ from collab_heads.compression.measurements import Measurements
 from collab_heads.compression.parts.shape import Choice, Shape
 from collab_heads.compression.parts.table import size_with
 from collab_heads.compression.workload import Workload
-from collab_heads.model.open_site import OpenSite
 
 UNITS: Mapping[Measure, str] = {
     "parameters": "parameters of layers",
     "operations": "multiplications of layers on the calibration batches",
-    "cache": "cached elements per token",
+    "cache": "cached elements of layers on the calibration batches",
     "time": "seconds of layers per batch",
 }
 
@@ -27,14 +26,11 @@ class SiteUse:
         shape: the shape of the site.
         role: its role.
         work: its tokens and pairs of tokens on the calibration batches.
-        cached: the tokens that it caches in generation, as a share of those of the site that caches most. Models that
-            do not generate are counted as if they did.
     """
 
     shape: Shape
     role: Role | FeedForwardRole
     work: Workload
-    cached: float = 1.0
 
 
 def parameters(use: SiteUse, choice: Choice) -> float:
@@ -53,8 +49,8 @@ def operations(use: SiteUse, choice: Choice) -> float:
 
 
 def cache(use: SiteUse, choice: Choice) -> float:
-    """Count the elements that a site caches, per token of the site that caches most."""
-    return use.work.calls * size_with(use.shape, choice).cache * use.cached
+    """Count the elements that a site caches."""
+    return use.work.cached * size_with(use.shape, choice).cache
 
 
 # Time is measured on the machine and for the inputs at hand: see `latency`.
@@ -66,19 +62,8 @@ COUNTED: Mapping[Measure, Callable[[SiteUse, Choice], float]] = {
 
 
 def uses_of(measured: Measurements) -> dict[str, SiteUse]:
-    """Return the use of each site, by path.
-
-    Feed-forward blocks cache nothing, nor does the encoder of an encoder-decoder, which runs once.
-    """
-    work, translates = measured.work, measured.model.config.is_encoder_decoder
-    cached = {
-        site.path: work[site.path].keys / work[site.path].calls
-        if isinstance(site, OpenSite) and not (translates and site.role == "enc-self")
-        else 0.0
-        for site in measured.sites
-    }
-    most = max(cached.values()) or 1.0
+    """Return the use of each site, by path."""
     return {
-        site.path: SiteUse(measured.errors[site.path].shape, site.role, work[site.path], cached[site.path] / most)
+        site.path: SiteUse(measured.errors[site.path].shape, site.role, measured.work[site.path])
         for site in measured.sites
     }

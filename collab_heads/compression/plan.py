@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from collab_heads.analysis.plots.curves import budget_curve
 from collab_heads.base.arguments import checking_arguments
-from collab_heads.base.checks import check_choice, is_number
+from collab_heads.base.checks import MAX_SIZE, check_choice, check_count, is_number
 from collab_heads.base.display import text_table
 from collab_heads.base.numerics import few_threads
 from collab_heads.base.option_values import MODEL_SHAPES, SITE_PARTS, ModelShape, SitePart
@@ -24,7 +25,7 @@ from collab_heads.compression.measurements import Measurements, measure_model
 from collab_heads.compression.measures import COUNTED, MEASURES, UNITS, Measure, SiteUse, uses_of
 from collab_heads.compression.model_shapes import Choosing, allowed_choices
 from collab_heads.compression.parts.part import Fit
-from collab_heads.compression.parts.shape import UNCHANGED, AttentionShape, Choice
+from collab_heads.compression.parts.shape import UNCHANGED, AttentionShape, Choice, Shape
 from collab_heads.compression.parts.table import PARTS, choices_of, fit_site, install
 from collab_heads.compression.sequential_refit import refitted_in_order
 from collab_heads.compression.spending import AnySpending, Option
@@ -35,7 +36,7 @@ from collab_heads.model.apply_state import undone
 from collab_heads.model.batches import NoticingFew, without_unread_labels
 from collab_heads.model.device_hooks import is_offloaded
 from collab_heads.model.offloading import changing_layers, in_memory, layer_modules
-from collab_heads.model.refusals import check_wrapper
+from collab_heads.model.refusals import check_not_inference, check_wrapper
 from collab_heads.model.translations import with_translations
 from collab_heads.sites.record import CollabConfig
 from collab_heads.sites.state import QueryKeyKind
@@ -43,7 +44,9 @@ from collab_heads.sites.state import QueryKeyKind
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+logger = logging.get_logger("transformers.collab_heads")  # below transformers' own: its verbosity counts
 POINTS = 64  # of a curve
+NAMED = 3  # sites in a message
 PHASES = (
     ("translating", 2),
     ("calibrating", 2),
@@ -68,6 +71,7 @@ def plan(
     parts: SitePart | Iterable[SitePart] = SITE_PARTS,
     kind: QueryKeyKind = "per_head",
     shape: ModelShape | None = None,
+    multiple_of: int = 1,
     refine_steps: int = 120,
     seed: int = 0,
 ) -> CompressionPlan:
@@ -96,8 +100,9 @@ def plan(
             inputs, greedily.
         of: the measure of budgets: "parameters" of attention's four projections and of feed-forward blocks,
             "operations" (multiplications of their matrix products on the batches, as torch computes them: with padding,
-            and in a decoder for all target tokens at once), "cache" (elements per token; sources and targets count by
-            their lengths in the batches), or "time" (seconds on this machine, measured for the first batch as it is).
+            and in a decoder for all target tokens at once), "cache" (elements that are cached after the batches, of
+            sources and targets; a window that slides keeps its last tokens), or "time" (seconds on this machine,
+            measured for the first batch as it is).
         sites: roles or paths of the sites that may change, feed-forward blocks ("enc-ffn", "dec-ffn") included; None
             for all.
         parts: the parts that may become smaller: some of "heads" (their number), "query_key" and "values" (their
@@ -109,12 +114,15 @@ def plan(
             number of neurons, or none; "free" lets every site have its own; "ctranslate2" is what this engine runs, and
             "uniform" what the stock config of the family can say (see `export`). None: "even" for a model without a
             head, whose hidden states are compared, else "free".
+        multiple_of: what the widths of smaller layers are multiples of: of queries, of keys and of values over all
+            heads, and the number of neurons. 64 suits GPUs and four bits (see the guide to quantisation). Widths that
+            do not change stay as they are.
         refine_steps: Adam steps that finally fit each narrower query/key projection to the original output of its site.
         seed: seed of the order of the inputs in the refinement.
 
     Raises:
         UnsupportedModelError: if there is no adapter for the model, it is wrapped, its output cannot be compared, or
-            `parts` names nothing that can become smaller in its family.
+            `parts` names nothing that can become smaller in its family, or its weights were made in inference mode.
         ArgumentError: on an unknown role, path, measure, part, kind or shape, an impossible number, or a measure that
             is zero for the sites.
         CalibrationError: if the batches are empty or too few, or the model cannot take them.
@@ -131,9 +139,11 @@ def plan(
     if of == "cache":  # feed-forward blocks have none
         parts = tuple(name for name in parts if PARTS[name].shape is AttentionShape) or parts
     check_kind(kind)
+    check_count("multiple_of", multiple_of, 1, MAX_SIZE)
     if shape is not None:
         check_choice("shape", shape, MODEL_SHAPES)
     check_wrapper(model)
+    check_not_inference(model)
     adapter = get_adapter(model)
     for part in PARTS.values():
         if not part.may_stay or set(parts) == {part.name}:
@@ -142,12 +152,23 @@ def plan(
     listed = enumerate(without_unread_labels(model, batch) for batch in NoticingFew(batches))
     with one_bar("plan", PHASES if of not in COUNTED else PHASES[:-1]):
         batches = [batch for _, batch in with_translations(model, list(listed))]
-        measured = measure_model(model, adapter, batches, sites, kind, parts, options)
+        measured = measure_model(model, adapter, batches, sites, kind, parts, multiple_of, options)
         shapes = {path: errors.shape for path, errors in measured.errors.items()}
+        warn_of_other_widths(shapes, multiple_of)
         cost = COUNTED[of] if of in COUNTED else Latencies(model, measured.sites, shapes, batches[0])
     made = CompressionPlan(measured, of, cost, shape or ("even" if has_states(measured) else "free"))
     made.seconds = time.perf_counter() - started
     return made
+
+
+def warn_of_other_widths(shapes: Mapping[str, Shape], multiple_of: int) -> None:
+    """Warn of sites that have widths now which are no multiples: what stays of them keeps its width."""
+    others = {path: [n for n in shape.geometry.inner_widths if n % multiple_of] for path, shape in shapes.items()}
+    if found := [f"{path} ({', '.join(map(str, dict.fromkeys(n)))})" for path, n in others.items() if n]:
+        logger.warning(
+            "multiple_of=%d: %s of the %d sites have other widths now, and keep them unless they become smaller: %s%s",
+            *(multiple_of, len(found), len(shapes), ", ".join(found[:NAMED]), ", …" if len(found) > NAMED else ""),
+        )
 
 
 def has_states(measured: Measurements) -> bool:

@@ -4,20 +4,21 @@ They are counted as torch computes them. Padding counts, and so do the pairs tha
 or outside of a window. A decoder reads its inputs in a batch all at once, without a cache.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from collab_heads.errors import CalibrationError
 from collab_heads.layers.fused import FusedPart
-from collab_heads.layers.layout import PLAIN, widths
 from collab_heads.model.batches import num_rows, run_batches, select
-from collab_heads.model.open_feed_forward import OpenLayerSite
-from collab_heads.model.open_site import open_sites
-from collab_heads.model.site_size import site_size
+from collab_heads.model.open_feed_forward import OpenFeedForward, OpenLayerSite
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,15 @@ class Workload:
         queries: tokens that attend, in all calls.
         keys: tokens that keys and values are computed from, in all calls; in cross-attention those of the source.
         pairs: pairs of a token that attends and one that is attended to, in all calls.
+        cached: tokens whose keys and values are kept in generation, in all calls. Models that do not generate are
+            counted as if they did.
     """
 
     calls: int
     queries: int
     keys: int
     pairs: int
+    cached: int = 0
 
 
 def count_work(
@@ -66,6 +70,7 @@ def count_work(
         handles.append(module.register_forward_pre_hook(hook))
 
     found = {site.path: Workload(0, 0, 0, 0) for site in sites}
+    keeps = {site.path: kept_tokens(model, site) for site in sites}
     handles: list = []
     for site in sites:
         for module in site.token_modules:
@@ -77,7 +82,7 @@ def count_work(
             tokens.clear()
             run_batches(model, [example], {}, "counting")
             for path, seen in tokens.items():
-                found[path] = added(found[path], seen, times)
+                found[path] = added(found[path], seen, times, keeps[path])
     finally:
         for handle in handles:
             handle.remove()
@@ -86,51 +91,83 @@ def count_work(
     return found
 
 
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
+def fused_operations(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: object, **__: object) -> int:
+    """Count the multiplications and additions of fused attention on a CPU, which torch's counter leaves out."""
+    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+FUSED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: fused_operations}
 
 
 def other_operations(model: PreTrainedModel, batches: Sequence[Mapping], sites: Sequence[OpenLayerSite]) -> int:
-    """Count the multiplications of a model outside of some sites: projections, convolutions, other attention.
+    """Count the multiplications of all matrix products and convolutions of a model outside of some sites.
 
     Only one example of each batch is run: the others are as long.
     """
-    inside = {part for site in sites for module in site.modules for part in module.modules()}
-    total, times = 0, 1
+    counter = FlopCounterMode(display=False, custom_mapping=FUSED)
+    total = begun = times = depth = 0  # inside of how many modules of sites
 
-    def hook(module: nn.Module, args: tuple, output: Tensor) -> None:
-        nonlocal total
-        is_plain = isinstance(module, PLAIN)
-        per_element = widths(module)[0] if is_plain else cast(Tensor, module.weight)[0].numel()
-        total += times * output.numel() * per_element
+    def enter(*_: object) -> None:
+        nonlocal begun, depth
+        if not depth:
+            begun = counter.get_total_flops()
+        depth += 1
 
-    kinds = (*PLAIN, *CONVOLUTIONS)
-    others = [module for module in model.modules() if isinstance(module, kinds) and module not in inside]
-    handles = [module.register_forward_hook(hook) for module in others]
+    def leave(*_: object) -> None:
+        nonlocal total, depth
+        depth -= 1
+        if not depth:
+            total -= times * (counter.get_total_flops() - begun)
+
+    inside = {module for site in sites for module in site.modules}
+    handles = [module.register_forward_pre_hook(enter) for module in inside]
+    handles += [module.register_forward_hook(leave) for module in inside]
     try:
         for batch in batches:
             rows = num_rows(batch)
             example, times = (batch, 1) if rows is None else (select(batch, slice(0, 1)), rows)
-            run_batches(model, [example], {}, "counting")
+            with counter:
+                run_batches(model, [example], {}, "counting")
+            total += times * counter.get_total_flops()
     finally:
         for handle in handles:
             handle.remove()
-    chosen, attention = {site.path for site in sites}, open_sites(model, sites[0].adapter)
-    unchanged = [site for site in attention if site.path not in chosen]
-    work = count_work(model, batches, unchanged, reached=False)
-    return total + sum(work[site.path].pairs * site_size(site).per_pair for site in unchanged)
+    return total // 2  # it counts additions, too
 
 
-def added(work: Workload, seen: Sequence[tuple[int, int]], times: int) -> Workload:
+def kept_tokens(model: PreTrainedModel, site: OpenLayerSite) -> Callable[[int], int]:
+    """Return how many of some tokens a site caches in generation: a function of their number.
+
+    The layers of transformers' cache answer it for a decoder, whose window may slide. Feed-forward blocks cache
+    nothing, nor does the encoder of an encoder-decoder, which runs once.
+    """
+    if isinstance(site, OpenFeedForward) or (model.config.is_encoder_decoder and site.role == "enc-self"):
+        return lambda tokens: 0
+
+    def of_layer(tokens: int) -> int:
+        layers = DynamicCache(config=model.config).layers
+        if site.site.layer >= len(layers):  # a decoder may have more layers than its config says
+            return tokens
+        layer = cast(DynamicLayer, layers[site.site.layer])
+        layer.update(*torch.zeros(2, 1, 1, tokens, 1))
+        return cast(Tensor, layer.keys).shape[-2]
+
+    return of_layer if site.role == "dec-self" else lambda tokens: tokens
+
+
+def added(work: Workload, seen: Sequence[tuple[int, int]], times: int, kept: Callable[[int], int]) -> Workload:
     """Add the work of one more forward pass to a workload.
 
     Args:
         work: the workload so far.
         seen: rows and tokens of the keys and of the queries of every call, in turns.
         times: how often `seen` counts.
+        kept: how many of some tokens are cached, see `kept_tokens`.
     """
-    queries, keys, pairs = work.queries, work.keys, work.pairs
+    queries, keys, pairs, cached = work.queries, work.keys, work.pairs, work.cached
     for (_, sources), (rows, targets) in zip(seen[::2], seen[1::2], strict=True):
         queries += times * rows * targets
         keys += times * rows * sources
         pairs += times * rows * targets * sources
-    return Workload(max(work.calls, len(seen) // 2), queries, keys, pairs)
+        cached += times * rows * kept(sources)
+    return Workload(max(work.calls, len(seen) // 2), queries, keys, pairs, cached)

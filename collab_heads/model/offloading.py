@@ -24,7 +24,7 @@ from collab_heads.layers.layout import is_quantised
 from collab_heads.model.device_hooks import HOOK, HookedModule, Place, aligning, check_hooks, hook_new
 from collab_heads.model.open_feed_forward import OpenLayerSite, open_feed_forwards, open_layers
 from collab_heads.model.open_site import OpenSite, open_sites
-from collab_heads.model.refusals import noting_replaced
+from collab_heads.model.refusals import check_not_inference, noting_replaced
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -141,7 +141,8 @@ def is_offloaded(model: nn.Module) -> bool:
 
 
 def check_trainable(model: nn.Module, what: str) -> None:
-    """Raise UnsupportedModelError if weights of a model are offloaded, so that they cannot be trained."""
+    """Raise UnsupportedModelError if weights of a model cannot be trained: offloaded, or made in inference mode."""
+    check_not_inference(model)
     if is_offloaded(model):
         raise UnsupportedModelError(
             f"{what} is for a model that is trained, and weights of this one are offloaded (device_map): save it, and "

@@ -33,6 +33,15 @@ def check_wrapper(model: nn.Module) -> None:
         raise UnsupportedModelError(f"cannot change a model with PEFT adapters in place: {MERGE_FIRST}")
 
 
+def check_not_inference(model: nn.Module) -> None:
+    """Raise UnsupportedModelError if weights were made in inference mode: torch writes to them only there."""
+    if any(tensor.is_inference() for tensor in model.parameters()):
+        raise UnsupportedModelError(
+            f"weights of this {type(model).__name__} were made under torch.inference_mode(), and cannot be fitted or "
+            "trained: build or load the model outside of it"
+        )
+
+
 def check_swappable(model: PreTrainedModel, adapter: AttentionAdapter, sites: Sequence[OpenSite]) -> None:
     """Raise SwapError unless every site is a stock attention module whose class and projections can be replaced."""
     check_unshared(model, adapter, [site.site for site in sites], ("query", "key"), inside=False)

@@ -14,7 +14,7 @@ from collab_heads.layers.removed import NoHeads
 from collab_heads.model.open_feed_forward import OpenFeedForward
 from collab_heads.model.open_site import OpenSite
 from collab_heads.sites.site import count_key_heads
-from collab_heads.sites.state import QueryKeyState
+from collab_heads.sites.state import DIVIDED, QueryKeyState
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,11 @@ class FeedForwardGeometry:
     dims: tuple[int, int]
     branches: int
     biases: tuple[int, bool]
+
+    @property
+    def inner_widths(self) -> tuple[int, ...]:
+        """The widths inside of the block."""
+        return (self.neurons,)
 
     @classmethod
     def of(cls, block: OpenFeedForward) -> "FeedForwardGeometry":
@@ -93,6 +98,13 @@ class Geometry:
     def query_key_width(self) -> int:
         """The width of the query/key projection over all heads."""
         return self.num_heads * self.dim_head if self.query_key is None else self.query_key.dim
+
+    @property
+    def inner_widths(self) -> tuple[int, ...]:
+        """The widths of the queries, of the keys, of the values and of what W_O reads, each over all heads."""
+        query, divides = self.query_key_width, self.query_key is None or self.query_key.kind in DIVIDED
+        key = query // max(self.num_heads, 1) * self.key_heads if divides else query
+        return query, key, self.key_heads * self.dim_value, self.num_heads * self.dim_value
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from transformers import PretrainedConfig, PreTrainedModel, fusion_mapping, mode
 
 from collab_heads.errors import ConfigError
 from collab_heads.layers.output import ConstantOutput, HeadOutputProjection
+from collab_heads.model.four_bits import check_four_bits
 from collab_heads.model.marks import FUSION, WEIGHTS, is_mark, is_unfinished
 from collab_heads.model.vocabularies import VOCABULARY, check_vocabulary
 from collab_heads.sites.record import STATE, CollabConfig, configs_in
@@ -186,6 +187,8 @@ def load_weights(stock: Callable, *args, **kwargs):
     loaded = stock(*args, **kwargs)
     if recorded(model.config) and not is_known:
         check_complete(model, loaded[0], files if state is None else None)
+    if recorded(model.config):
+        check_four_bits(model)
     return loaded
 
 

@@ -10,7 +10,6 @@ import inspect
 import re
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, requires
-from typing import Any
 
 import torch
 import transformers
@@ -22,6 +21,7 @@ from transformers.cache_utils import Cache
 from collab_heads.contract.registry import known_adapter
 from collab_heads.errors import UnsupportedVersionError
 from collab_heads.layers.query_key_kinds import build_query_key
+from collab_heads.model.four_bits import leave_wide_kernel
 from collab_heads.model.initialize import initialize_changed
 from collab_heads.model.marks import unmark
 from collab_heads.model.rebuild import rebuild
@@ -73,24 +73,6 @@ def cached_shapes(state: SiteState, key_heads: int, width: int) -> tuple[tuple[i
     query_key = build_query_key(state.query_key, state.heads, 1, 1, device="meta")
     heads, together = query_key.cached_heads, count_key_heads(state.heads, state.query_key.groups)
     return (heads, query_key.cache_width // heads), (heads, together * value_width // heads)
-
-
-WIDE_KERNEL = "support_avx512bf16_for_cpu"  # attribute of bitsandbytes' Linear4bit
-ROWS = 32  # of the weight [out, in] that the kernel takes at once
-
-
-def leave_wide_kernel(module: Any) -> None:
-    """Make a Linear of bitsandbytes skip its AVX-512 kernel if its weight does not consist of whole blocks, in place.
-
-    Otherwise its first forward pass fails: "N must be divisible by block_n", or a shape with a 0.
-
-    Args:
-        module: any module of a changed model.
-    """
-    if getattr(module, WIDE_KERNEL, False):
-        rows, columns = module.out_features, module.in_features
-        if rows % ROWS or columns % module.weight.blocksize:
-            setattr(module, WIDE_KERNEL, False)
 
 
 # Wrapped method -> the arguments it is called with, by position; more of them may follow.

@@ -9,7 +9,7 @@ from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import compress, plan
 from collab_heads.compression.probe import Probe
-from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
+from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, UnsupportedModelError
 from families import FAMILIES
 
 BERT, MARIAN = FAMILIES["bert"], FAMILIES["marian"]
@@ -25,6 +25,14 @@ def test_inference_mode_leaves_a_model_that_trains(name):
     assert report.measured_error == compress(outside, batches_of(family), 0.5, **QUICK).measured_error
     inside(**family.inputs()).logits.sum().backward()
     assert not any(parameter.is_inference() for parameter in inside.parameters())
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_model_that_was_made_in_inference_mode_is_refused(inside):
+    with torch.inference_mode():
+        made = BERT.build()
+    with refused(made, UnsupportedModelError, "made under torch.inference_mode()"), torch.inference_mode(inside):
+        compress(made, batches_of(BERT), 0.5, **QUICK)
 
 
 @pytest.mark.parametrize("labels", [torch.zeros(3, dtype=torch.long), torch.zeros(3, 2)], ids=["one", "several"])

@@ -11,10 +11,11 @@ from model_inputs import repadded
 from model_runs import swap
 from model_sizes import FP32_NOISE
 from torch.testing import assert_close
-from unchanged import assert_unchanged, snapshot
+from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import DistillReport, distill, get_adapter, prune_heads, swap_to_alpha, swap_to_gated
 from collab_heads.distillation.optimizer import trained_parameters
+from collab_heads.errors import UnsupportedModelError
 from families import FAMILIES
 
 
@@ -195,6 +196,13 @@ def test_autocast(pair, batches):
     report = distill(model, original, batches, steps=5, mixed_precision="bf16")
     assert report.after.hidden < report.before.hidden and report.before != exact.before
     assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_a_model_that_was_made_in_inference_mode_is_refused():
+    with torch.inference_mode():
+        model, original = changed_pair("bert")
+    with refused(model, UnsupportedModelError, "made under torch.inference_mode()"):
+        distill(model, original, random_batches(2), steps=1)
 
 
 def test_float64_and_encoder_outputs_made_in_inference_mode():

@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 from changed_heads import output_projections
+from four_bits import mend
 from model_runs import output, swap
 from model_sizes import FP32_NOISE
 from test_export import CHANGES as EXPORTED
@@ -18,7 +19,7 @@ from collab_heads.errors import CollabHeadsError
 from collab_heads.layers.layout import is_quantised
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.model import initialize
-from collab_heads.model.transformers_hooks import leave_wide_kernel
+from collab_heads.model.four_bits import leave_wide_kernel, reads_right
 from families import FAMILIES
 
 pytest.importorskip("bitsandbytes")
@@ -50,6 +51,15 @@ QUICK = [
     ("bert", "per_head+values", "torchao"),
 ]  # four bits are compiled first
 each_method = pytest.mark.parametrize("method", ["eight", pytest.param("four", marks=pytest.mark.slow), "torchao"])
+
+
+@pytest.fixture(autouse=True)
+def all_widths(monkeypatch):
+    """The widths of tiny models are among those that bitsandbytes reads wrongly: `test_four_bits.py` is about these."""
+    mend(monkeypatch)
+    reads_right.cache_clear()
+    yield
+    reads_right.cache_clear()
 
 
 def text_of(model):

@@ -72,6 +72,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         "sizes of its own; ctranslate2: what this engine runs; uniform: what a stock config can say "
         "(default: even for models without a head, else free)",
     )
+    add_option(
+        "multiple_of",
+        metavar="N",
+        help="what the widths of smaller layers are multiples of; 64 suits GPUs and four bits",
+    )
     add_option("refine_steps", metavar="N", help="gradient steps per layer that improve the fit")
     add(
         "--distill_steps",

@@ -1,5 +1,6 @@
 """Remove neurons of a feed-forward block, and refit its last projection for those that stay."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -26,10 +27,11 @@ class Neurons(Part):
         return shape.geometry.neurons
 
     def sizes(self, shape):
-        """Return 0 and at most 2 * `LEVELS` other numbers of neurons, multiples of `MULTIPLE`."""
+        """Return 0 and at most 2 * `LEVELS` other numbers of neurons, multiples of `MULTIPLE` and of `multiple_of`."""
         if self.name not in shape.parts:
             return []
-        unit = max(MULTIPLE, -(-self.whole(shape) // (2 * LEVELS) // MULTIPLE) * MULTIPLE)
+        least = math.lcm(MULTIPLE, shape.multiple_of)
+        unit = max(least, -(-self.whole(shape) // (2 * LEVELS) // least) * least)
         return list(range(0, self.whole(shape), unit))
 
     def resized(self, shape, choice, geometry):

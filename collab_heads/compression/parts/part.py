@@ -1,5 +1,6 @@
 """The base classes of parts and of their fits, with helpers that several parts use."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -40,9 +41,10 @@ def share(missing: Tensor, bias: Tensor, weight: Tensor, held: InputMoments) -> 
     return min(max(lost, 0.0) / whole, 1.0) if whole else 0.0
 
 
-def narrower(width: int) -> list[int]:
-    """Return the smaller widths to consider: multiples of 4, fewer than 2 * `LEVELS` of them."""
-    unit = max(HEAD_MULTIPLE, width // LEVELS // HEAD_MULTIPLE * HEAD_MULTIPLE)
+def narrower(width: int, multiple_of: int = 1) -> list[int]:
+    """Return the smaller widths to consider: multiples of 4 and of a number, fewer than 2 * `LEVELS` of them."""
+    least = math.lcm(HEAD_MULTIPLE, multiple_of)
+    unit = max(least, width // LEVELS // least * least)
     return list(range(unit, width, unit))
 
 

@@ -38,7 +38,7 @@ class QueryKeys(Part):
         """Return no size if the site has a collaborative projection already."""
         if shape.geometry.query_key is not None or self.name not in shape.parts:
             return []
-        return narrower(self.whole(shape))
+        return narrower(self.whole(shape), 1 if shape.kind in DIVIDED else shape.multiple_of)
 
     def resized(self, shape, choice, geometry):
         width = choice.get(self.name)

@@ -48,6 +48,7 @@ class AttentionShape:
         scale: the scale of its scores.
         parts: the parts that may become smaller.
         decodes: whether it belongs to a decoder, which is called for one token after the other.
+        multiple_of: what widths that change are multiples of, over all heads.
     """
 
     geometry: Geometry
@@ -56,9 +57,12 @@ class AttentionShape:
     scale: float
     parts: tuple[SitePart, ...] = SITE_PARTS
     decodes: bool = False
+    multiple_of: int = 1
 
     @classmethod
-    def of(cls, site: OpenSite, kind: QueryKeyKind, parts: tuple[SitePart, ...] = SITE_PARTS) -> "AttentionShape":
+    def of(
+        cls, site: OpenSite, kind: QueryKeyKind, parts: tuple[SitePart, ...] = SITE_PARTS, multiple_of: int = 1
+    ) -> "AttentionShape":
         """Read the shape of a site; queries and keys stay if its family cannot narrow them to the kind."""
         exact, can_narrow = site.adapter.exact_kind, FITS[kind].capability in site.adapter.capabilities
         return cls(
@@ -68,6 +72,7 @@ class AttentionShape:
             site.adapter.scale(site.module) if site.query_key is None else site.query_key.state.scale,
             tuple(part for part in parts if part != "query_key" or can_narrow),
             decodes=site.role != "enc-self",
+            multiple_of=multiple_of,
         )
 
     @property
@@ -78,20 +83,27 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class FeedForwardShape:
-    """The shape of a feed-forward block: its geometry, and the parts that may become smaller."""
+    """The shape of a feed-forward block, as `AttentionShape`."""
 
     geometry: FeedForwardGeometry
     parts: tuple[SitePart, ...] = SITE_PARTS
+    multiple_of: int = 1
 
     @classmethod
-    def of(cls, block: OpenFeedForward, parts: tuple[SitePart, ...] = SITE_PARTS) -> "FeedForwardShape":
+    def of(
+        cls, block: OpenFeedForward, parts: tuple[SitePart, ...] = SITE_PARTS, multiple_of: int = 1
+    ) -> "FeedForwardShape":
         """Read the shape of a block."""
-        return cls(FeedForwardGeometry.of(block), parts)
+        return cls(FeedForwardGeometry.of(block), parts, multiple_of)
 
 
 Shape: TypeAlias = AttentionShape | FeedForwardShape
 
 
-def shape_of(site: OpenLayerSite, kind: QueryKeyKind, parts: tuple[SitePart, ...] = SITE_PARTS) -> Shape:
+def shape_of(
+    site: OpenLayerSite, kind: QueryKeyKind, parts: tuple[SitePart, ...] = SITE_PARTS, multiple_of: int = 1
+) -> Shape:
     """Read the shape of a site of attention or of a feed-forward block."""
-    return AttentionShape.of(site, kind, parts) if isinstance(site, OpenSite) else FeedForwardShape.of(site, parts)
+    if isinstance(site, OpenSite):
+        return AttentionShape.of(site, kind, parts, multiple_of)
+    return FeedForwardShape.of(site, parts, multiple_of)

@@ -50,6 +50,9 @@ def choices_of(shape: Shape) -> Iterator[Choice]:
     for sizes in itertools.product(*([*part.sizes(shape), None] for part in parts.values())):
         choice = Choice.of(**dict(zip(parts, sizes, strict=True)))
         geometry = resized(shape, choice)
+        widths = zip(shape.geometry.inner_widths, geometry.inner_widths, strict=True)
+        if any(now != was and now % shape.multiple_of for was, now in widths):
+            continue
         if all(part.allows(shape, choice, geometry) for part in parts.values()):
             yield choice
 
