@@ -49,8 +49,9 @@ def check_onnx(path: Path, weights: set[str]) -> None:
     import onnx
 
     check_inside(path)
-    used = set()
-    for each in messages(onnx.load(str(path), load_external_data=False)):
+    model, used = onnx.load(str(path), load_external_data=False), set()
+    expect(len(model.graph.output) > 0, "the number of outputs", 0, "more: the file is empty, or no ONNX graph")
+    for each in messages(model):
         if isinstance(each, onnx.TensorProto):
             used |= {entry.value for entry in each.external_data if entry.key == "location"}
     for name in used:
