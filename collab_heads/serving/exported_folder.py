@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from transformers import CONFIG_MAPPING, GenerationConfig, PretrainedConfig
 
-from collab_heads.base.checks import did_you_mean, is_index, is_size
+from collab_heads.base.checks import MAX_SIZE, did_you_mean, is_index
 from collab_heads.base.extras import check_extra
 from collab_heads.errors import DataError
 from collab_heads.files.folders import MANIFEST, damage, read_manifest
@@ -126,8 +126,8 @@ def is_text(value: object) -> bool:
 
 
 def is_sizes(value: object) -> bool:
-    """Return True if a value is a list of sizes."""
-    return isinstance(value, list) and all(map(is_size, value))
+    """Return True if a value is a list of sizes; where no head is left, one is 0."""
+    return isinstance(value, list) and all(is_index(size, MAX_SIZE) for size in value)
 
 
 def is_input(entry: object) -> bool:

@@ -49,13 +49,18 @@ def check_onnx(path: Path, weights: set[str]) -> None:
     import onnx
 
     check_inside(path)
-    used = set()
-    for each in messages(onnx.load(str(path), load_external_data=False)):
-        if isinstance(each, onnx.TensorProto):
-            used |= {entry.value for entry in each.external_data if entry.key == "location"}
-    for name in used:
+    model, ends = onnx.load(str(path), load_external_data=False), dict[str, int]()
+    expect(len(model.graph.output) > 0, "the number of outputs", 0, "more: the file is empty, or no ONNX graph")
+    for each in messages(model):
+        if isinstance(each, onnx.TensorProto) and (place := {entry.key: entry.value for entry in each.external_data}):
+            end = int(place.get("offset", 0)) + int(place.get("length", 0))
+            ends[place["location"]] = max(end, ends.get(place["location"], 0))
+    for name, end in ends.items():
         expect(name in weights, "a file of weights", name, f"one of {', '.join(sorted(weights))}")
-        check_inside(path.with_name(name))
+        file = path.with_name(name)
+        check_inside(file)
+        if (size := file.stat().st_size) < end:
+            raise DataError(f"{file} is damaged: it has {size:,} bytes, and the graph reads {end:,}: {AGAIN}")
 
 
 def messages(message: Any) -> Iterator[Any]:

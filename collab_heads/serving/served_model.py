@@ -18,7 +18,7 @@ from collab_heads.base.checks import check_count
 from collab_heads.base.extras import MissingPackageError, is_installed
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.attention import CACHE
-from collab_heads.serving.exported_folder import CONFIG, DECODER, ENCODER, EXPORT, SINGLE, read_exported
+from collab_heads.serving.exported_folder import CONFIG, DECODER, ENCODER, SINGLE, read_exported
 from collab_heads.serving.graph_files import naming
 from collab_heads.serving.served_inputs import taken
 
@@ -299,7 +299,7 @@ def load_exported(folder: str | Path, *, threads: int | None = None, check: bool
     if threads is not None:
         check_count("threads", threads, least=1)
     exported, engine, caches = read_exported(folder, check)
-    with naming(folder / EXPORT):
+    with naming(folder):
         exported.to("cpu", **engine_options(engine, threads))
     with naming(folder / CONFIG):
         return ServedModel(exported, caches)

@@ -5,7 +5,7 @@ import torch
 from model_sizes import VOCABULARY
 
 from collab_heads import export, load_exported
-from collab_heads.errors import ArgumentError, DataError
+from collab_heads.errors import ArgumentError
 from collab_heads.layers.attention import CACHE
 from families import FAMILIES
 
@@ -18,14 +18,6 @@ def ids(rows, length):
     return torch.randint(4, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(rows))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A BERT for ONNX Runtime, with token types."""
-    place = tmp_path_factory.mktemp("served") / "bert"
-    export(FAMILIES["bert"].build(), place)
-    return place
-
-
 def test_inputs_with_defaults_may_be_left_out(folder):
     model, served = FAMILIES["bert"].build().eval(), load_exported(folder, threads=1)
     assert served.names == {"input_ids", "attention_mask", "token_type_ids"}
@@ -35,16 +27,14 @@ def test_inputs_with_defaults_may_be_left_out(folder):
             torch.testing.assert_close(found, expected, rtol=0, atol=ENGINE_NOISE)
 
 
+def test_threads(folder):
+    with pytest.raises(ArgumentError, match="threads"):
+        load_exported(folder, threads=0)
+
+
 def test_other_inputs_are_asked_for(folder):
     with pytest.raises(ArgumentError, match="the graph takes input_ids, token_type_ids, too"):
         load_exported(folder)(attention_mask=torch.ones(2, 3, dtype=torch.long))
-
-
-def test_a_folder_without_an_export(tmp_path):
-    with pytest.raises(DataError, match=r"export\.json"):
-        load_exported(tmp_path)
-    with pytest.raises(ArgumentError, match="threads"):
-        load_exported(tmp_path, threads=0)
 
 
 @pytest.mark.slow
