@@ -30,7 +30,7 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 NOT_FINITE = "contains NaN or inf: take a checkpoint from before, or load the model again"
 UNPACK = "take the model as it was before it was quantised; where a target has int8=True, that stores eight bits"
-BRING = "move the model to the processor (model.cpu()), or load it there, whole, without device_map"
+BRING = "load the model with its weights, on the processor and without device_map"
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -89,6 +89,7 @@ def opening(
             with in_memory(roots(model, adapter)) if spread else nullcontext():
                 if check is not None:
                     check(model, adapter)
+                    unmark_dequantised(model)
                 return function(*args, **kwargs)
 
     return wrapper
@@ -222,6 +223,18 @@ def check_weights(model: PreTrainedModel) -> None:
             raise UnsupportedModelError(f"the weight {name} is on the {weight.device.type} device: {BRING}")
         if not is_finite(weight):
             raise NonFiniteError(f"the weight {name} {NOT_FINITE}")
+
+
+def unmark_dequantised(model: PreTrainedModel) -> None:
+    """Remove the mark of a quantiser from a model whose weights it has turned into floating point, in place.
+
+    transformers leaves it there when it loads GGUF, and would not save the model.
+    """
+    quantiser = getattr(model, "hf_quantizer", None)
+    if quantiser is None or not hasattr(quantiser.quantization_config, "dequantize"):
+        return
+    if all(weight.dtype in FLOATS and not is_quantised(weight) for weight in model.parameters()):
+        quantiser.remove_quantization_config(model)
 
 
 def parts_of(roots: Sequence[nn.Module]) -> list[nn.Module]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 
 from collab_heads.base.numerics import keeping_threads
 from collab_heads.base.progress import progress_bar
@@ -19,6 +19,8 @@ from collab_heads.model.batches import naming_batch, output_mask
 from collab_heads.serving.example_inputs import first_row, padded, without_labels
 
 NEW_TOKENS, ROUNDS = 8, 5
+GREEDY: dict[str, Any] = {"do_sample": False, "num_beams": 1, "return_dict_in_generate": True}
+GREEDY |= {"output_logits": True, "output_scores": True, "min_new_tokens": NEW_TOKENS, "max_new_tokens": NEW_TOKENS}
 
 
 class Comparison(NamedTuple):
@@ -149,25 +151,15 @@ def check_examples(model: PreTrainedModel, batches: Sequence[Mapping]) -> None:
         CalibrationError: if the model cannot take one, or decode after it.
         NonFiniteError: if it puts out NaN or inf.
     """
-    for index, batch in enumerate(progress_bar(batches, desc="checking")):
+    for index, batch in enumerate(progress_bar(variants(model, batches), total=len(batches) + 2, desc="checking")):
         inputs = without_labels(batch)
-        with naming_batch(model, index, inputs):
-            if model.can_generate() and not model.config.is_encoder_decoder:
-                check_output("logits", torch.stack(greedy(model, inputs).logits))
-                continue
-            if model.can_generate():
-                inputs = first_target(model, source_of(inputs))
-            for name, tensor in floats(model(**inputs)):
-                check_output(name, counted(model, inputs, name, tensor))
-
-
-def first_target(model: PreTrainedModel, source: Mapping) -> dict[str, Any]:
-    """Return the inputs of an encoder-decoder with the first token of a target."""
-    settings = cast(Any, model).generation_config
-    known = (settings.decoder_start_token_id, model.config.decoder_start_token_id, settings.bos_token_id, 0)
-    start = next(number for number in known if number is not None)
-    rows = len(source[model.main_input_name])
-    return {**source, "decoder_input_ids": torch.full((rows, 1), start)}
+        with naming_batch(model, index if index < len(batches) else 0, inputs):
+            if model.can_generate():  # not by a family's own `generate`, which may begin again
+                outputs = cast(Any, GenerationMixin).generate(model, **source_of(inputs), **GREEDY)
+                check_output("logits", torch.stack(outputs.logits))
+            else:
+                for name, tensor in floats(model(**inputs)):
+                    check_output(name, counted(model, inputs, name, tensor))
 
 
 def check_output(name: str, tensor: Tensor) -> None:
@@ -181,14 +173,9 @@ def check_output(name: str, tensor: Tensor) -> None:
 
 @torch.no_grad()
 def compare(model: Any, served: Any, batches: Sequence[Mapping], *, generates: bool) -> Comparison:
-    """Compare an exported model with its original on some batches; the first one is timed.
-
-    Its first row is compared alone, too, and all of it with padding: a graph may have taken the number of rows for a
-    constant, or have no mask.
-    """
+    """Compare an exported model with its original on some batches; the first one is timed."""
     found = Differences()
-    compared = [*batches, first_row(batches[0]), padded(model, batches[0])]
-    for batch in progress_bar(compared, desc="comparing"):
+    for batch in progress_bar(variants(model, batches), total=len(batches) + 2, desc="comparing"):
         inputs = without_labels(batch)
         if generates:
             source = source_of(inputs)
@@ -200,6 +187,16 @@ def compare(model: Any, served: Any, batches: Sequence[Mapping], *, generates: b
     return found.comparison(
         *in_turns([partial(run, each, source_of(first) if generates else first) for each in (model, served)])
     )
+
+
+def variants(model: Any, batches: Sequence[Mapping]) -> Iterator[Mapping]:
+    """Yield batches, the first row of the first one alone, and all of it with padding.
+
+    A graph may have taken the number of rows for a constant, or have no mask.
+    """
+    yield from batches
+    yield first_row(batches[0])
+    yield padded(model, batches[0])
 
 
 def compare_outputs(found: Differences, model: Any, inputs: Mapping, expected: Mapping, others: Mapping) -> None:
@@ -238,16 +235,7 @@ def compare_generation(found: Differences, expected: Any, other: Any) -> None:
 
 def greedy(model: Any, inputs: Mapping) -> Any:
     """Decode some tokens greedily; the logits and the scores of every step come along."""
-    return model.generate(
-        **inputs,
-        do_sample=False,
-        num_beams=1,
-        min_new_tokens=NEW_TOKENS,
-        max_new_tokens=NEW_TOKENS,
-        output_logits=True,
-        output_scores=True,
-        return_dict_in_generate=True,
-    )
+    return model.generate(**inputs, **GREEDY)
 
 
 def call(model: Any, inputs: Mapping) -> Any:

@@ -221,6 +221,6 @@ def without_rules(model: PreTrainedModel) -> PreTrainedModel:
 def rules(model: PreTrainedModel) -> str:
     """Return the rules of a model's generation config, which the engine does not read; the padding is known to it."""
     given = cast(Any, model).generation_config.to_diff_dict() if model.can_generate() else {}
-    known: tuple[object, ...] = (None, [], [[model.config.pad_token_id]])
+    known: tuple[Any, ...] = None, [], [[model.config.pad_token_id]]
     found = {name: given[name] for name in sorted(RULES) if given.get(name) not in known}
     return ", ".join(f"{name}={value!r:.40}" for name, value in found.items())

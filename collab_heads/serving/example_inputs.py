@@ -51,8 +51,8 @@ def example_inputs(model: PreTrainedModel, seed: int = 0) -> dict[str, Tensor]:
 
 
 def without_labels(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a batch without labels."""
-    return {name: value for name, value in batch.items() if "label" not in name}
+    """Return a batch without labels, and without what it does not give (None)."""
+    return {name: value for name, value in batch.items() if "label" not in name and value is not None}
 
 
 def two_rows(batch: Mapping[str, Any]) -> dict[str, Any]:

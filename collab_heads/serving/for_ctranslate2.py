@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from collab_heads.base.extras import check_extra
 from collab_heads.base.progress import progress_bar
 from collab_heads.contract.registry import ctranslate2_form
-from collab_heads.errors import CollabHeadsError, UnsupportedModelError
+from collab_heads.errors import ArgumentError, CollabHeadsError, UnsupportedModelError
 from collab_heads.files.reading import parse_json, read_text
 from collab_heads.serving.comparison import Differences, in_turns
 from collab_heads.serving.ctranslate2_engines import Engine, engine_of, rules
@@ -54,6 +54,9 @@ class CTranslate2(Target):
         from ctranslate2.converters import TransformersConverter
         from ctranslate2.converters.transformers import _MODEL_LOADERS
 
+        if model.main_input_name not in example:
+            held = ", ".join(sorted(example)) or "nothing"
+            raise ArgumentError(f"CTranslate2 reads {model.main_input_name}: the batches hold {held}")
         copied = copy.deepcopy(model).float()
         form = ctranslate2_form(model.config)
         notes = as_stock_layers(copied, "CTranslate2", form.head_entries)

@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+import transformers
 from changed_heads import output_projections
 from four_bits import mend
 from model_runs import output, swap
@@ -208,3 +209,29 @@ def test_what_a_checkpoint_has_is_not_made_before(tmp_path, monkeypatch):
     model.save_pretrained(tmp_path)
     monkeypatch.setattr(initialize, "stand_ins", lambda adapter, query_key: pytest.fail("a stand-in of stock size"))
     type(model).from_pretrained(tmp_path)
+
+
+def from_gguf(model):
+    """Marked as transformers marks a model whose weights it has unpacked from GGUF."""
+    gguf = pytest.importorskip("transformers.quantizers.quantizer_gguf", reason="needs transformers 5.23")
+    config = transformers.utils.quantization_config.GgufConfig(gguf_file="model.gguf", dequantize=True)
+    model.hf_quantizer, model.is_quantized = gguf.GgufHfQuantizer(config), True
+    model.quantization_method = model.config.quantization_config = config.quant_method
+    return model
+
+
+@pytest.mark.parametrize("is_changed", (True, False))
+def test_a_model_from_gguf_is_saved_and_exported(is_changed, tmp_path):
+    model = from_gguf(FAMILIES["llama"].build().eval())
+    with pytest.raises(ValueError, match="quantized with gguf and is not serializable"):
+        model.save_pretrained(tmp_path / "never")
+    expected = output(model, FAMILIES["llama"].inputs())
+    if is_changed:
+        collab_heads.prune_neurons(model, [FAMILIES["llama"].inputs()], keep=32)
+        expected = output(model, FAMILIES["llama"].inputs())
+        model.save_pretrained(tmp_path / "saved")
+        again = type(model).from_pretrained(tmp_path / "saved").eval()
+        torch.testing.assert_close(output(again, FAMILIES["llama"].inputs()), expected, rtol=0, atol=FP32_NOISE)
+    collab_heads.export(model, tmp_path / "stock", "transformers")
+    stock = type(model).from_pretrained(tmp_path / "stock").eval()
+    torch.testing.assert_close(output(stock, FAMILIES["llama"].inputs()), expected, rtol=0, atol=FP32_NOISE)

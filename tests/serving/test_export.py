@@ -4,21 +4,32 @@ import copy
 import errno
 import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from changed_heads import change_heads, mix
 from compressing import batches_of
 from model_runs import swap
 from model_sizes import NARROW, VOCABULARY
+from torch import nn
 from transformers import T5ForConditionalGeneration
 
 from collab_heads import compress, export, get_adapter, load_exported, prune_heads, prune_neurons
 from collab_heads.base.extras import MissingPackageError
-from collab_heads.errors import ArgumentError, NonFiniteError, OutputError, SwapError, UnsupportedModelError
+from collab_heads.errors import (
+    ArgumentError,
+    CalibrationError,
+    CollabHeadsError,
+    NonFiniteError,
+    OutputError,
+    SwapError,
+    UnsupportedModelError,
+)
 from collab_heads.model.open_feed_forward import open_feed_forwards
 from collab_heads.serving.comparison import Comparison
 from collab_heads.serving.export import TARGETS, ExportReport, check_difference
@@ -455,27 +466,29 @@ def test_what_a_config_says_of_outputs_and_caches_does_not_matter(to, tmp_path):
     """`return_dict` and `use_cache` stay as they are in the model, and in a stock checkpoint."""
     decoder = FAMILIES["gpt2"].build().eval()
     decoder.config.use_cache = decoder.generation_config.use_cache = False
-    encoder = FAMILIES["bert"].build().base_model.eval()
-    for number, model in enumerate((decoder, encoder)):
-        model.config.return_dict = False
+    encoder = FAMILIES["distilbert"].build().base_model.eval()
+    encoder.config.return_dict = False  # with which no decoder of transformers generates
+    for number, model in enumerate((encoder, decoder)[: 1 if to == "ctranslate2" else 2]):
         report = export(model, tmp_path / str(number), to)
         assert report.difference <= ENGINE_NOISE and report.agreeing in (None, 1)
-        assert not model.config.return_dict and model.config.use_cache == (model is encoder)
+        assert model.config.return_dict is (model is decoder) and decoder.config.use_cache is False
         if to in GRAPHS:
             served = load_exported(tmp_path / str(number))
             assert served(**text_batch(1, 4))[0].ndim == 3
             if model is decoder:
                 assert_same_tokens(model, served, text_batch(2, 5, left=True))
         if to == "transformers":
-            assert json.loads((tmp_path / str(number) / "config.json").read_text())["return_dict"] is False
+            stored = json.loads((tmp_path / str(number) / "config.json").read_text())
+            assert stored.get("return_dict", True) is (model is decoder) and stored.get("use_cache", True) is (
+                model is encoder
+            )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("encoder, decoder", [(3, 2), (2, 3)])
 @pytest.mark.parametrize("to", (*GRAPHS, "ctranslate2"))
-def test_stacks_of_unequal_depth(to, encoder, decoder, tmp_path):
+def test_stacks_of_unequal_depth(to, tmp_path):
     config = FAMILIES["t5"].build().config
-    config.num_layers, config.num_decoder_layers = encoder, decoder
+    config.num_layers, config.num_decoder_layers = 3, 2
     torch.manual_seed(0)
     model = T5ForConditionalGeneration(config).eval()
     report = export(model, tmp_path / "served", to)
@@ -502,3 +515,156 @@ def test_tokens_that_the_logits_do_not_explain_are_refused():
     check_difference(Comparison(0.1, 0.5, 0.3, 1.0, 1.0), "onnx", TARGETS["onnx"].int8_tolerance)
     with pytest.raises(SwapError, match="differs from PyTorch by nan"):
         check_difference(Comparison(float("nan"), 0.5, 0.0, 1.0, 1.0), "onnx", TARGETS["onnx"].int8_tolerance)
+
+
+IDS, MASK = torch.arange(1, 13).view(2, 6), torch.ones(2, 6, dtype=torch.long)
+ODD = {
+    "nothing": {},
+    "labels alone": {"labels": IDS},
+    "one row without a batch": {"input_ids": IDS[0]},
+    "a number": {"input_ids": torch.tensor(3)},
+    "floats": {"input_ids": IDS.float()},
+    "no rows": {"input_ids": IDS[:0]},
+    "no tokens": {"input_ids": IDS[:, :0]},
+    "ids too large": {"input_ids": IDS + 1000},
+    "negative ids": {"input_ids": IDS - 50},
+    "a shorter mask": {"input_ids": IDS, "attention_mask": MASK[:, :3]},
+    "a mask of more rows": {"input_ids": IDS, "attention_mask": torch.ones(3, 6)},
+    "a mask in words": {"input_ids": IDS, "attention_mask": "yes"},
+    "nothing counts": {"input_ids": IDS, "attention_mask": 0 * MASK},
+    "a list": {"input_ids": IDS.tolist()},
+    "an array": {"input_ids": IDS.numpy()},
+    "a text": {"input_ids": "a text"},
+    "nonsense": {"input_ids": IDS, "nonsense": 1},
+    "states of another width": {"inputs_embeds": torch.randn(2, 6, 31)},
+    "states of NaN": {"inputs_embeds": torch.full((2, 6, 32), torch.nan)},
+    "pixels": {"pixel_values": torch.randn(2, 3, 8, 8)},
+    "too long": {"input_ids": torch.ones(1, 999, dtype=torch.long)},
+    "on no device": {"input_ids": IDS.to("meta")},
+    "sparse": {"input_ids": IDS.to_sparse()},
+    "types too large": {"input_ids": IDS, "token_type_ids": 9 * MASK},
+    "positions too large": {"input_ids": IDS, "position_ids": 1000 * MASK},
+    "a cache that is none": {"input_ids": IDS, "past_key_values": 3},
+    "complex": {"input_ids": IDS.to(torch.complex64)},
+}
+
+
+@pytest.mark.parametrize("name", ("bert", "gpt2", "t5"))
+def test_an_odd_batch_is_taken_or_named_before_anything_is_written(name, tmp_path, monkeypatch):
+    """By the check that `compress` has."""
+    model, wrong = FAMILIES[name].build().eval(), []
+    monkeypatch.setattr(TARGETS["onnx"], "write", lambda *args, **kwargs: ())
+    monkeypatch.setattr(TARGETS["onnx"], "compare", lambda *args: Comparison(0.0, None, 0.0, 1.0, 1.0))
+    for what, batch in ODD.items():
+        try:
+            export(model, tmp_path / what, batches=[{"input_ids": IDS}, batch])
+        except CollabHeadsError as error:
+            if not re.search(r"batch 1\b|the model itself puts out NaN|batches is empty", str(error)):
+                wrong.append((what, str(error)))
+        except Exception as error:
+            wrong.append((what, error))
+    assert not wrong and len(list(tmp_path.iterdir())) < len(ODD) / 2
+
+
+def on_no_device(model):
+    model.pooler.to("meta")
+
+
+def in_eight_bits(model):
+    pytest.importorskip("torchao.quantization")
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    quantize_(model, Int8WeightOnlyConfig())
+
+
+def in_float8(model):
+    model.pooler.dense.weight = nn.Parameter(model.pooler.dense.weight.to(torch.float8_e4m3fn), requires_grad=False)
+
+
+def tied(model):
+    model.encoder.layer[1].output.dense.weight = model.encoder.layer[0].output.dense.weight
+
+
+def tied_modules(model):
+    model.encoder.layer[1].output = model.encoder.layer[0].output
+
+
+def mixed(model):
+    model.pooler.double()
+
+
+CANNOT = {
+    on_no_device: (UnsupportedModelError, r"the weight pooler\.dense\.weight is on the meta device: load the model"),
+    in_eight_bits: (UnsupportedModelError, r"weight encoder.* is \w+, not floating point of 16 bits or more: take the"),
+    in_float8: (UnsupportedModelError, r"pooler\.dense\.weight is torch\.float8_e4m3fn, not floating point of 16 bits"),
+    tied: (SwapError, r"encoder\.layer\.1\.output\.dense\.weight is encoder\.layer\.0\.output\.dense\.weight, too"),
+    tied_modules: (SwapError, r"encoder\.layer\.1\.output\.dense\.weight is encoder\.layer\.0\.output\.dense\.weight"),
+    mixed: (CalibrationError, "BertModel cannot take batch 0 with .* must have the same dtype"),
+}
+
+
+@pytest.mark.parametrize("change", CANNOT)
+def test_models_that_cannot_be_written_are_refused_before(change, tmp_path):
+    model = FAMILIES["bert"].build().base_model.eval()
+    change(model)
+    error, message = CANNOT[change]
+    with pytest.raises(error, match=message):
+        export(model, tmp_path / "stock", "transformers")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16, torch.float64))
+def test_stock_checkpoints_of_other_types(dtype, tmp_path):
+    model = FAMILIES["bert"].build().base_model.to(dtype)
+    norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
+    for number in range(2):
+        assert export(model, tmp_path / str(number), "transformers").difference <= ENGINE_NOISE
+        for norm in norms if dtype == torch.bfloat16 else ():
+            norm.float()  # mixed
+
+
+NEIGHBOURS = 1e-5  # of the largest value: products of other shapes are summed in another order; seen: 1.3e-6
+
+
+def mean_of(states, mask):
+    return (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+
+
+def embedder(to, model, folder):
+    """A function of lists of ids: their embeddings, as the pages of the documentation compute them."""
+    if to == "ctranslate2":
+        import ctranslate2
+
+        engine = ctranslate2.Encoder(str(folder), intra_threads=1)
+
+        def states_of(ids, mask):
+            rows = [row[: int(count)].tolist() for row, count in zip(ids, mask.sum(1), strict=True)]
+            return torch.from_numpy(np.array(engine.forward_batch(rows).last_hidden_state))
+    else:
+        served = model if to == "PyTorch" else load_exported(folder, threads=1)
+
+        def states_of(ids, mask):
+            return served(input_ids=ids, attention_mask=mask).last_hidden_state
+
+    @torch.no_grad()
+    def embed(texts):
+        ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
+        mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
+        return mean_of(states_of(ids, mask), mask)
+
+    return embed
+
+
+@pytest.mark.parametrize(
+    "to", ["PyTorch", *(pytest.param(to, marks=pytest.mark.slow) for to in (*GRAPHS, "ctranslate2"))]
+)
+def test_an_embedding_does_not_depend_on_its_neighbours(to, tmp_path):
+    model = changed("bert", "compressed").base_model
+    if to != "PyTorch":
+        export(model, tmp_path / "served", to, batches=[text_batch(2, 8)])
+    embed, generator = embedder(to, model, tmp_path / "served"), torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, 16, (150,), generator=generator).tolist()
+    texts = [torch.randint(4, VOCABULARY, (length,), generator=generator) for length in lengths]
+    alone = torch.cat([embed([text]) for text in texts])
+    together = torch.cat([embed(texts[start : start + 25]) for start in range(0, 150, 25)])
+    torch.testing.assert_close(together, alone, rtol=0, atol=NEIGHBOURS * float(alone.abs().max()))

@@ -55,7 +55,7 @@ import tiny
 from collab_heads import compress, export, prune_heads, prune_neurons, swap_to_collaborative
 from collab_heads.adapters.whisper import alignment_heads
 from collab_heads.contract.registry import get_adapter
-from collab_heads.errors import SwapError, UnsupportedModelError
+from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
 from collab_heads.model.open_feed_forward import open_feed_forwards
 from collab_heads.serving.for_ctranslate2 import IdTokens
 
@@ -187,6 +187,7 @@ BY_DEFAULT = {
     ("bert", "pruned"),
     ("qwen3", "a layer gone"),
     ("whisper", "pruned"),
+    ("gpt2", "gated"),
 }
 CASES = [
     pytest.param(name, change, marks=() if (name, change) in BY_DEFAULT else pytest.mark.slow)
@@ -365,3 +366,46 @@ def test_models_that_the_engine_does_not_run_are_refused(tmp_path):
     with pytest.raises(SwapError, match="differs from PyTorch"):
         export(model, tmp_path / "out", to="ctranslate2")
     assert not (tmp_path / "out").exists()
+
+
+PADDINGS = [(63, True), (0, True), (7, True), (7, False)]
+
+
+@pytest.mark.parametrize(
+    "padding, is_zeros", [PADDINGS[2], *(pytest.param(*e, marks=pytest.mark.slow) for e in PADDINGS)]
+)
+def test_a_marian_whose_padding_is_any_token(padding, is_zeros, tmp_path):
+    """The converter takes the last row for the padding: log-probabilities were off by 3e-3."""
+    torch.manual_seed(0)
+    config = STACKS | {"pad_token_id": padding, "decoder_start_token_id": padding, "eos_token_id": 1, "init_std": 0.1}
+    model = MarianMTModel(MarianConfig(**config)).eval()
+    if is_zeros:
+        model.model.shared.weight.data[padding] = 0
+    model.generation_config.bad_words_ids = [[padding]]
+    report = export(model, tmp_path / "out", to="ctranslate2")
+    assert report.difference < 1e-5 and report.agreeing == 1  # 1e-7
+
+
+@pytest.mark.parametrize(
+    "entry, value",
+    [
+        ("forced_bos_token_id", 7),
+        *(pytest.param(*e, marks=pytest.mark.slow) for e in [("forced_eos_token_id", 2), ("no_repeat_ngram_size", 1)]),
+    ],
+)
+def test_tokens_are_compared_under_the_same_rules(entry, value, tmp_path):
+    """PyTorch's `generate` reads the generation config, and the engine does not."""
+    model = build("bart")
+    setattr(model.generation_config, entry, value)
+    report = export(model, tmp_path / "out", to="ctranslate2")
+    assert report.agreeing == 1 and report.margin == 0
+    assert f"does not read the generation config: pass what stands for {entry}={value} in each call" in str(report)
+    assert getattr(model.generation_config, entry) == value
+
+
+def test_a_batch_without_tokens_is_refused(tmp_path):
+    model = build("bert")
+    states = {"inputs_embeds": torch.randn(2, 5, 64)}
+    with pytest.raises(ArgumentError, match="CTranslate2 reads input_ids: the batches hold inputs_embeds"):
+        export(model, tmp_path / "out", to="ctranslate2", batches=[states])
+    assert not list(tmp_path.iterdir())
