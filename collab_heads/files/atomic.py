@@ -25,11 +25,13 @@ def write_file(path: str | Path, content: bytes) -> Path:
     The file's folder is made if needed. An existing file is replaced. Of several writers each waits for the one before.
 
     Raises:
-        OutputError: if it cannot be written; an existing file is kept.
+        OutputError: if it cannot be written, or a device is there; an existing file is kept.
     """
     path = Path(path)
     partial = path.with_name(path.name + PARTIAL)
     with writing(path, len(content)):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise OutputError(f"{path} is a device or a pipe, which a file would replace: choose another path")
         path.parent.mkdir(parents=True, exist_ok=True)
         with sole_writer(partial) as file:
             try:

@@ -28,6 +28,7 @@ else:
 PARTIAL, WRITING = ".partial", ".writing"  # endings of what is being written, and of the lock beside it
 INSIDE = ".collab_heads.lock"
 OWNER = b'{"process": '  # the beginning of every lock's content
+FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 PATIENCE = 60.0  # seconds to wait for another writer of the same file
 logger = logging.getLogger(__name__)
@@ -202,7 +203,7 @@ def acquire(path: Path, patience: float = 0.0) -> int:
 def opened(path: Path) -> int:
     """Open and lock a file; raise BlockingIOError if another process has locked it."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        descriptor = os.open(path, FLAGS, 0o666)
         try:
             take(descriptor)
             if is_at(path, descriptor):

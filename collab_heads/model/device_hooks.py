@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.utils import logging
@@ -229,7 +230,7 @@ def stored(tensors: Mapping[str, Tensor], folder: Path | None) -> Mapping[str, T
     try:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(values, file)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         logger.warning(f"{file} cannot be written, so what changed is kept in memory: {error}")
         return values
     index = {

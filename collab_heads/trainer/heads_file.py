@@ -83,8 +83,8 @@ def load_heads(model: nn.Module, folder: str | Path) -> None:
         raise ArgumentError(f"there are no gates and alphas beside the adapters in {folder}: it has no {FILE}")
     try:
         stored = load_file(file)
-    except SafetensorError as error:
-        raise DataError(f"{file} is damaged: {error}") from error
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{file} is damaged, or cannot be read: {error}") from error
     ours, theirs = ({name: tuple(each.shape) for name, each in found.items()} for found in (tensors, stored))
     if differing := sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)):
         name = differing[0]

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from collab_heads.base.extras import check_extra
 from collab_heads.errors import ArgumentError
-from collab_heads.files.atomic import write_json
+from collab_heads.files.atomic import write_json, writing
 from collab_heads.files.reading import parse_json, read_text
 from collab_heads.vocabulary.token_models import TOKEN_MODELS, Bpe, TokenModel, Unigram
 
@@ -60,8 +60,9 @@ class TokenizerFiles(ABC):
         """Return the tokenizer with fewer tokens, loaded from files as a user would load it."""
         place = Path(tempfile.mkdtemp(prefix="collab_heads"))
         try:
-            self.tokenizer.save_pretrained(place)
-            self.rewrite(place, kept)
+            with writing(place):
+                self.tokenizer.save_pretrained(place)
+                self.rewrite(place, kept)
             made = type(self.tokenizer).from_pretrained(place, local_files_only=True)
         except BaseException:
             shutil.rmtree(place, ignore_errors=True)

@@ -75,6 +75,15 @@ def test_any_failure_to_write_is_one_of_ours(number, tmp_path):
         assert "full" not in str(caught.value)
 
 
+def test_no_file_takes_the_place_of_a_pipe_or_a_device(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    os.symlink("/dev/null", tmp_path / "link")
+    for name in ("pipe", "link"):
+        with pytest.raises(OutputError, match=f"{name} is a device or a pipe, which a file would replace"):
+            write_file(tmp_path / name, b"x")
+    assert names(tmp_path) == ["link", "pipe"]
+
+
 def test_other_errors_pass(tmp_path):
     for error in (RuntimeError("shapes differ"), KeyError("x"), OutputError("ours")):
         with pytest.raises(type(error)) as caught, writing(tmp_path / "file"):

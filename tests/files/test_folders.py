@@ -100,6 +100,29 @@ def test_killed_at_any_operation_a_folder_of_the_users_keeps_its_files(tmp_path)
 
 
 @pytest.mark.usefixtures("no_sync")
+def test_killed_at_any_operation_an_empty_folder_is_replaced_with_nothing_left(tmp_path):
+    """Nothing but the partial folder and the lock, which the next writer takes away."""
+    found = set()
+    for number in range(100):
+        folder = tmp_path / str(number) / "model"
+        folder.mkdir(parents=True)
+        died = dies_at(number, lambda folder=folder: write_folder(folder, fill(TWO), only_new=True))
+        assert {*names(folder.parent)} <= {"model", "model.partial", "model.writing"}
+        found.add(is_whole := files_in(folder) == TWO)
+        if not is_whole:
+            assert names(folder) == []
+            write_folder(folder, fill(TWO), only_new=True)
+            assert names(folder.parent) == ["model"]
+        with pytest.raises(OutputError, match="model is not empty: choose a new folder"):
+            write_folder(folder, fill(ONE), only_new=True)
+        assert names(folder.parent) == ["model"]
+        assert files_in(folder) == TWO
+        if not died:
+            break
+    assert found == {False, True}
+
+
+@pytest.mark.usefixtures("no_sync")
 def test_killed_at_any_operation_a_folder_is_deleted_in_the_end(tmp_path):
     for number in range(100):
         folder = tmp_path / str(number) / "step_0_1"

@@ -6,10 +6,11 @@ import os
 import random
 import signal
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import pytest
 import torch
+from busy import IN_USE, busy, in_child
 from commands import run
 from compressing import batches_of
 from distilling import changed_pair, random_batches
@@ -22,39 +23,10 @@ from collab_heads import analyze_heads, distill, export, head_statistics
 from collab_heads.errors import OutputError
 from collab_heads.files.checkpoint import new_checkpoint
 from collab_heads.files.folders import MANIFEST, damage, recover, retire, write_folder
-from collab_heads.files.locks import PARTIAL, WRITING, locked
+from collab_heads.files.locks import PARTIAL, WRITING
 from families import FAMILIES
 
-IN_USE = "is in use by a run that is still going on"
 ENOUGH = 200  # races
-
-
-@contextmanager
-def in_child(function):
-    """Call a function in another process, which is killed at the end; yields its id once the function says so."""
-    read, write = os.pipe()
-    if not (child := os.fork()):
-        function(lambda: os.write(write, b"x"))
-        os._exit(0)
-    try:
-        assert os.read(read, 1) == b"x"
-        yield child
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        os.close(read), os.close(write)
-
-
-def busy(folder):
-    """Another process that has locked a folder."""
-
-    def hold(begun):
-        with locked(folder):
-            begun()
-            signal.pause()
-
-    return in_child(hold)
 
 
 def stock(seed=0):

@@ -246,11 +246,14 @@ def test_what_was_on_disk_goes_to_disk_and_what_was_in_memory_is_let_go(tmp_path
     assert name not in held
 
 
-def test_an_offload_folder_that_cannot_be_written(tmp_path, warnings_logged):
+@pytest.mark.parametrize(
+    "put", (lambda place: place.write_text("a file in its place"), lambda place: place.symlink_to("/proc"))
+)
+def test_an_offload_folder_that_cannot_be_written(put, tmp_path, warnings_logged):
     model = by_device_map(FAMILIES["bert"].build(), tmp_path)
     wanted = FAMILIES["bert"].build()
     (tmp_path / "offload").rmdir()
-    (tmp_path / "offload").write_text("a file in its place")
+    put(tmp_path / "offload")
     for each in (model, wanted):
         swap_to_collaborative(each, dim_shared_query_key=12)
     assert "kept in memory" in warnings_logged.text

@@ -4,6 +4,7 @@ import inspect
 import json
 import random
 import shutil
+import signal
 from collections import Counter
 
 import pytest
@@ -16,7 +17,7 @@ from safetensors import SafetensorError
 from transformers import AutoModel, BertForSequenceClassification, CLIPVisionModel, LlamaForCausalLM, PreTrainedModel
 
 from collab_heads import fold_heads, prune_heads, prune_neurons, swap_to_gated
-from collab_heads.errors import ConfigError
+from collab_heads.errors import ConfigError, OutputError
 from collab_heads.model.marks import FUSION, SENTENCE, UNFINISHED, WEIGHTS
 from collab_heads.model.saving import HOOKS
 from collab_heads.model.ties import TIE, read_metadata
@@ -188,6 +189,23 @@ def test_a_save_that_fails_among_the_weights_is_not_one(tmp_path, inputs, monkey
     assert isinstance(told, ValueError) and str(told).endswith(UNFINISHED)
     model.save_pretrained(tmp_path)
     assert torch.equal(loaded(tmp_path, inputs), output(aligned(model.eval()), inputs))
+
+
+def test_a_disk_that_fails_is_named(tmp_path, monkeypatch):
+    """As safetensors tells it, in no error of Python's."""
+    resource = pytest.importorskip("resource")
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+        with pytest.raises(OutputError, match=f"cannot write {tmp_path}/model.safetensors: the disk.*about 0.. MB"):
+            llama(1, 1).save_pretrained(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    (tmp_path / "model.safetensors").unlink(missing_ok=True)
+    (tmp_path / "model.safetensors").mkdir()
+    with pytest.raises(OutputError, match=r"cannot write .*model.safetensors: .*Is a directory \(os error 21\)"):
+        llama(1, 1).save_pretrained(tmp_path)
 
 
 def test_the_parts_of_an_unfinished_model_do_not_load_either(tmp_path):

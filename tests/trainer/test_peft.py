@@ -1,6 +1,7 @@
 """Adapters of PEFT beside gates and alphas: what PEFT does not store of a model is stored beside it."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from trainers import STEPS, adapted, classifier, exact, gated, mixed, same_weigh
 from transformers import TrainerCallback
 
 from collab_heads import DynamicRotation, HeadTraining, load_heads, prune_heads, save_heads, swap_to_gated
-from collab_heads.errors import ArgumentError, OutputError, UnsupportedModelError
+from collab_heads.errors import ArgumentError, DataError, OutputError, UnsupportedModelError
 from collab_heads.trainer.heads_file import FILE
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
@@ -111,6 +112,9 @@ def test_gates_of_other_heads_are_refused(trained, tmp_path):
     with pytest.raises(ArgumentError, match="in the model not there: change the model"):
         load_heads(classifier(), folder)
     with pytest.raises(ArgumentError, match=f"no gates and alphas beside the adapters in .*: it has no {FILE}"):
+        load_heads(model, tmp_path)
+    os.symlink("/proc/self/mem", tmp_path / FILE)  # a file that fails when it is read
+    with pytest.raises(DataError, match=f"{FILE} is damaged, or cannot be read: "):
         load_heads(model, tmp_path)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 

@@ -16,7 +16,7 @@ from collab_heads.base.display import text_table
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.files.atomic import write_file
 from collab_heads.files.folders import alone_in
-from collab_heads.files.reading import read_document
+from collab_heads.files.reading import check_file, read_document
 from collab_heads.sites.site import AttentionSite
 
 TENSORS, DESCRIPTION = "head_statistics.safetensors", "head_statistics.json"
@@ -50,6 +50,7 @@ def read_statistics(folder: Path) -> tuple[dict[str, Tensor], dict]:
     """
     description = read_document(folder / DESCRIPTION, VERSION, "description of head statistics", dict)
     path = folder / TENSORS
+    check_file(path)
     try:
         return load_file(path), description
     except (OSError, ValueError, SafetensorError) as error:

@@ -1,6 +1,7 @@
 """Head statistics on disk, and what they say of a head."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -50,6 +51,14 @@ def test_saved_and_loaded_is_equal(name, change, tmp_path):
         assert ours.keys() == theirs.keys() and all(torch.equal(ours[path], theirs[path]) for path in theirs)
         assert all(tensor.dtype == torch.float64 for tensor in ours.values())
     assert bool(again.alphas) == (change == "mixed")
+
+
+def test_a_pipe_in_place_of_the_tensors_is_not_waited_for(marian, tmp_path):
+    marian.save(tmp_path)
+    (tmp_path / TENSORS).unlink()
+    os.mkfifo(tmp_path / TENSORS)
+    with pytest.raises(DataError, match=f"{TENSORS} is a named pipe, no file"):
+        HeadStatistics.load(tmp_path)
 
 
 def test_what_differs_is_not_equal(marian):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import scripts
 import torch
+from busy import IN_USE, busy
 from safetensors.torch import load_file
 from scripts import run
 from translation_script import SCRATCH
@@ -90,10 +91,7 @@ def test_an_output_folder_that_cannot_be_is_refused_before_anything_is_read(bert
 def test_a_folder_that_another_run_has(more, bert, files, tmp_path):
     run(bert, files, tmp_path / "out", *SHORT, "--checkpointing_steps", 1)
     before = everything(tmp_path / "out")
-    with (
-        reserved(tmp_path / "out"),
-        pytest.raises(OutputError, match="is in use by a run that is still going on"),
-    ):
+    with busy(tmp_path / "out"), pytest.raises(OutputError, match=IN_USE):
         run(bert, files, tmp_path / "out", *SHORT, "--checkpointing_steps", 1, *more)
     assert everything(tmp_path / "out") == before
 
@@ -191,7 +189,7 @@ def test_two_processes_end_when_the_first_may_not_write(bert, files, tmp_path):
         process = scripts.start([*scripts.LAUNCH, *scripts.flags(bert, files, out, *SHORT)])
         _, errors = process.communicate(timeout=240)
         assert process.returncode
-        assert "is in use by a run that is still going on" in errors.decode()
+        assert IN_USE in errors.decode()
         assert list(out.iterdir()) == []
 
 
