@@ -99,13 +99,13 @@ def spm(texts: list[str], kind: str, size: int) -> bytes:
     return found.getvalue()
 
 
-def marian(folder: Path, kind: str = "unigram", *, separate: bool = False) -> MarianTokenizer:
+def marian(folder: Path, kind: str = "unigram", *, separate: bool = False, size: int = 120) -> MarianTokenizer:
     """Marian's tokenizer: the padding is the last token; source and target have other words."""
     folder.mkdir(exist_ok=True)
     sides = TEXTS, [text.translate(str.maketrans("abcdefgh", "stuvwxyz")) for text in TEXTS]
     pieces = []
     for name, texts in zip(("source", "target"), sides, strict=True):
-        content = spm(texts, kind, 120)
+        content = spm(texts, kind, size)
         (folder / f"{name}.spm").write_bytes(content)
         made = sentencepiece.SentencePieceProcessor(model_proto=content)
         pieces.append([made.id_to_piece(number) for number in range(3, len(made))])

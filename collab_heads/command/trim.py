@@ -10,7 +10,8 @@ from collab_heads.vocabulary.trim import VocabularyReport, trim_vocabulary
 def run(args: Namespace) -> VocabularyReport:
     """Trim the vocabulary of a model, print and write the result, and return the report."""
     sides = read_data(args)
-    texts = list(zip(sides["source"], sides["target"], strict=True)) if "target" in sides else sides["source"]
+    sources = [args.source_prefix + line for line in sides["source"]]
+    texts = list(zip(sources, sides["target"], strict=True)) if "target" in sides else sources
     loaded = load(args)
     check_class(loaded.model)
     report = trim_vocabulary(loaded.model, loaded.tokenizer, texts, keep=args.keep, min_count=args.min_count)

@@ -14,7 +14,9 @@ from collab_heads.sites.record import TRIMMED
 
 ORIGINAL = "original:"  # begins the names of what the original reads, in batches of both
 # entries of a config that say how many tokens there are, and which ones have a purpose
-OF_VOCABULARY = re.compile(r"(^|[._])(vocab_size|token_ids?|token_index|to_id|suppress_tokens|bad_words_ids)$")
+OF_VOCABULARY = re.compile(
+    r"(^|[._])(vocab_size|token_ids?|token_index|to_id|suppress_tokens|bad_words_ids|force_words_ids|sequence_bias)$"
+)
 
 
 def says_of_vocabulary(entry: str) -> bool:

@@ -1,21 +1,17 @@
-"""The rows of a model that belong to tokens, and the ids in its configs: found, counted, and kept for some tokens."""
+"""The rows of a model that belong to tokens: found, counted, and kept for some tokens."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from collab_heads.errors import ArgumentError, UnsupportedModelError
+from collab_heads.model.vocabularies import SPARE, size
+from collab_heads.vocabulary.config_ids import ONE_ID, configs_of, is_id, renumber
 
-SPARE = 1024  # rows without a token that a model may have: its number of rows is often rounded up
-ONE_ID = re.compile(r"(^|_)token_ids?$|_token_index$")
-IDS_BY_NAME = re.compile(r"^(lang(_code)?|task)_to_id$")  # of Whisper and others: a dict
-LISTS_TO_SHORTEN = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids")  # of tokens that must not come
-FORCED = "forced_decoder_ids"  # pairs of a place and an id
 COUNTS_POSITIONS = "create_position_ids_from_inputs_embeds"  # a method of embeddings whose positions begin behind it
 SIZES = ("vocab_size", "decoder_vocab_size")
 
@@ -94,7 +90,13 @@ def biases_of(model: PreTrainedModel, part: PreTrainedModel, module: nn.Module) 
 def check_rows(tables: Sequence[TokenTable], vocabularies: Sequence[Mapping[str, int]]) -> None:
     """Raise ArgumentError if a tokenizer cannot be that of a model."""
     for table in tables:
-        rows, needed = table.module.weight.shape[0], 1 + max(vocabularies[table.side].values())
+        rows, needed = table.module.weight.shape[0], size(vocabularies[table.side])
+        if rows < needed <= rows + SPARE:
+            raise ArgumentError(
+                f"the tokenizer has {needed:,} tokens, and the model has rows for {rows:,}: if tokens were added to "
+                f"its own tokenizer, call model.resize_token_embeddings({needed}) first, else pass the tokenizer that "
+                "the model was trained with"
+            )
         if not needed <= rows <= needed + SPARE:
             raise ArgumentError(
                 f"the tokenizer has {needed:,} tokens, and the model has rows for {rows:,}: pass the tokenizer that "
@@ -175,66 +177,3 @@ def check_positions(model: PreTrainedModel, padding: int | None, new: int | None
             f"{type(model).__name__} counts positions from the id of its padding, {padding}, which would become {new}: "
             "its padding must be among the first tokens"
         )
-
-
-def configs_of(model: PreTrainedModel) -> list[Any]:
-    """Return the configs of a model and its parts, and of its generation, each once."""
-    found: dict[int, Any] = {}
-
-    def enter(config: Any) -> None:
-        if config is not None and id(config) not in found:
-            found[id(config)] = config
-            for value in vars(config).values():
-                if isinstance(value, PretrainedConfig):
-                    enter(value)
-
-    for part in model.modules():
-        if isinstance(part, PreTrainedModel):
-            enter(part.config)
-            enter(getattr(part, "generation_config", None))
-    return list(found.values())
-
-
-def ids_of(config: Any) -> set[int]:
-    """Return the ids that a config names, and that a model therefore needs."""
-    found = set[int]()
-    for name, value in vars(config).items():
-        if ONE_ID.search(name):
-            found.update(each for each in (value if isinstance(value, list | tuple) else [value]) if is_id(each))
-        elif IDS_BY_NAME.search(name) and isinstance(value, dict):
-            found.update(each for each in value.values() if is_id(each))
-        elif name == FORCED and value:
-            found.update(pair[1] for pair in value if is_id(pair[1]))
-    return found
-
-
-def is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def renumber(config: Any, ids: Mapping[int, int]) -> None:
-    """Give the ids that a config names their new numbers, in place; ids that no token had stay."""
-    for name, value in list(vars(config).items()):
-        if value is None:
-            continue
-        if ONE_ID.search(name):
-            new: Any = (
-                [ids.get(each, each) for each in value] if isinstance(value, list | tuple) else ids.get(value, value)
-            )
-        elif IDS_BY_NAME.search(name) and isinstance(value, dict):
-            new = {key: ids.get(each, each) for key, each in value.items()}
-        elif name == FORCED:
-            new = [[place, ids.get(each, each)] for place, each in value]
-        elif name in LISTS_TO_SHORTEN:
-            new = [each for each in (shortened(each, ids) for each in value) if each is not None]
-        else:
-            continue
-        setattr(config, name, new)
-
-
-def shortened(value: Any, ids: Mapping[int, int]) -> Any:
-    """Return an id, or a list of them, renumbered; None if one of them is gone."""
-    if isinstance(value, list | tuple):
-        found = [ids.get(each) for each in value]
-        return None if None in found else found
-    return ids.get(value)

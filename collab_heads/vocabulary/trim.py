@@ -14,19 +14,20 @@ from collab_heads.errors import ArgumentError, CalibrationError, SwapError
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.model.vocabularies import check_words, digest, vocabularies_of
 from collab_heads.sites.record import TRIMMED
+from collab_heads.vocabulary.config_ids import configs_of, ids_of
 from collab_heads.vocabulary.other_models import check_other_models, own_ids, own_tables
+from collab_heads.vocabulary.own_texts import own_texts, with_first_words
 from collab_heads.vocabulary.token_tables import (
     check_positions,
     check_rows,
-    configs_of,
     count_parameters,
-    ids_of,
     keep_rows,
     token_tables,
 )
 from collab_heads.vocabulary.trimmed_tokenizer import Text, TokenizerFiles, batches_of, files_of
 
 CHECKED = 2000  # texts that are divided again by the new tokenizer
+SHOWN = 8  # names in a report
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class VocabularyReport:
         text_tokens: the number of tokens in the texts.
         changed_tokens: how many of these are gone, so that the text around them is divided in other ways.
         model_parameters: the parameters of the model before.
+        own_texts: where texts were found that the model reads and no user writes, such as its chat template.
+        own_tokens: the tokens of these that the given texts do not have; they stay.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -50,6 +53,8 @@ class VocabularyReport:
     text_tokens: int
     changed_tokens: int
     model_parameters: int
+    own_texts: tuple[str, ...] = ()
+    own_tokens: int = 0
 
     def to_dict(self) -> dict:
         """Return all numbers, ready for JSON."""
@@ -64,6 +69,12 @@ class VocabularyReport:
             f"tokens of the texts: {self.text_tokens:,}, of which {self.changed_tokens:,} "
             f"({self.changed_tokens / max(1, self.text_tokens):.2%}) become other ones",
         ]
+        if self.own_texts:
+            shown = ", ".join(self.own_texts[:SHOWN]) + (", ..." if len(self.own_texts) > SHOWN else "")
+            lines.append(
+                f"also kept, because the model reads it itself: {shown} ({self.own_tokens:,} tokens that the texts do "
+                "not have)"
+            )
         return "\n".join(lines)
 
 
@@ -81,7 +92,9 @@ def trim_vocabulary(
 
     The model is changed in place, and the checkpoint is one that plain transformers loads. For texts of kept tokens it
     computes what it did. Special and added tokens, single characters and bytes stay, and so does all that a kept token
-    is built from; so nothing becomes unknown that was not, and other words become shorter pieces. Other models that
+    is built from; so nothing becomes unknown that was not, and other words become shorter pieces. What the model reads
+    and no user writes counts as used: its chat template, prefixes in its configs, and the prompts of the
+    sentence-transformers folder that it was loaded from. Other models that
     share its config, its embeddings or their weights keep all tokens. Source: the method of Abdaoui et al. 2020 ("Load
     What You Need"), with the tokenizer.
 
@@ -124,8 +137,16 @@ def trim_vocabulary(
     given = list(texts)
     check_texts(given)
     counts = count_tokens(files, given, show_progress)
+    first = next(text for pair in given for text in ((pair,) if isinstance(pair, str) else pair) if text)
+    own = own_texts(model, tokenizer, first.split(maxsplit=1)[0] if first.strip() else first)
+    behind = with_first_words(own, given)
+    of_own = count_tokens(files, [each.text for each in own], show_progress=False)
+    used = [one + two for one, two in zip(counts, count_tokens(files, behind, show_progress=False), strict=True)]
     needed = set[int]().union(*(ids_of(config) for config in configs_of(model)))
-    kept = [chosen(files, side, counts[side], needed, keep, min_count) for side in range(len(files.vocabularies))]
+    kept = [
+        chosen(files, side, used[side], needed | of_own[side].keys(), keep, min_count)
+        for side in range(len(files.vocabularies))
+    ]
     same_padding(files, kept, getattr(model.config, "pad_token_id", None))
     ids = [dict(zip(each, range(len(each)), strict=True)) for each in kept]
     padding = tokenizer.pad_token_id
@@ -136,7 +157,7 @@ def trim_vocabulary(
             for vocabulary, new in zip(files.vocabularies, ids, strict=True)
         ]
     )
-    check_same(files, made, given[:CHECKED], ids)
+    check_same(files, made, [*given[:CHECKED], *(each.text for each in own), *behind[:CHECKED]], ids)
     whole, before = sum(parameter.numel() for parameter in model.parameters()), count_parameters(tables)
     rows = [table.module.weight.shape[0] for table in tables]
     tables = own_tables(model, tables)
@@ -155,6 +176,8 @@ def trim_vocabulary(
             count for each, new in zip(counts, ids, strict=True) for token, count in each.items() if token not in new
         ),
         model_parameters=whole,
+        own_texts=tuple(dict.fromkeys(each.where for each in own)),
+        own_tokens=sum(len(mine.keys() - each.keys()) for mine, each in zip(of_own, counts, strict=True)),
     )
 
 
@@ -204,8 +227,8 @@ def chosen(
     def with_parts(token: str) -> set[int]:
         return {vocabulary[each] for each in (token, *files.parts(token)) if each in vocabulary}
 
-    kept = needed & token_of.keys()
-    for token in files.always(side):
+    kept = set[int]()
+    for token in {*files.always(side), *(token_of[number] for number in needed & token_of.keys())}:
         kept |= with_parts(token)
     most = len(vocabulary) if keep is None else keep if isinstance(keep, int) else int(keep * len(vocabulary))
     if most < len(kept):

@@ -92,6 +92,7 @@ class FastFiles(TokenizerFiles):
         added = {each["content"] for each in self.data["added_tokens"]}
         named = {token for token, _ in ids_in(self.data.get("post_processor"))}
         unknown = {self.data["model"].get("unk_token")} | set(self.tokenizer.all_special_tokens)
+        unknown.add((self.data.get("padding") or {}).get("pad_token"))
         if (place := self.data["model"].get("unk_id")) is not None:
             unknown.add(self.data["model"]["vocab"][place][0])
         return self.model.always() | added | ((named | unknown) & self.vocabularies[0].keys())
@@ -100,7 +101,14 @@ class FastFiles(TokenizerFiles):
         return self.model.parts(token)
 
     def encode(self, texts, tokenizer):
-        return (tokenizer(list(texts), verbose=False)["input_ids"],)
+        backend = tokenizer.backend_tokenizer
+        padding, truncation = backend.padding, backend.truncation  # a call without them would delete them
+        found = tokenizer(list(texts), verbose=False)["input_ids"]
+        if padding is not None:
+            backend.enable_padding(**padding)
+        if truncation is not None:
+            backend.enable_truncation(**truncation)
+        return (found,)
 
     def rewrite(self, folder, kept):
         file, ids = folder / "tokenizer.json", kept[0]
@@ -109,7 +117,7 @@ class FastFiles(TokenizerFiles):
         data["added_tokens"] = [{**each, "id": ids[each["content"]]} for each in data["added_tokens"]]
         data["post_processor"] = with_ids(data.get("post_processor"), ids)
         if data.get("padding"):
-            data["padding"]["pad_id"] = ids[data["padding"]["pad_token"]]
+            data["padding"]["pad_id"] = ids.get(data["padding"]["pad_token"], data["padding"]["pad_id"])
         write_json(file, data)
         settings = folder / "tokenizer_config.json"
         said = parse_json(read_text(settings))

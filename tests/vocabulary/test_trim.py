@@ -305,6 +305,18 @@ def test_bad_input_changes_nothing(given, error, message):
     assert_unchanged(model, before)
 
 
+def test_a_tokenizer_with_added_tokens_needs_rows_for_them():
+    tokenizer = fast("WordPiece")
+    model = bert(tokenizer)
+    tokenizer.add_tokens(["zzz"])
+    before, needed = snapshot(model), len(tokenizer)
+    with pytest.raises(ArgumentError, match=rf"rows for {needed - 1}: if .* model.resize_token_embeddings\({needed}\)"):
+        trim_vocabulary(model, tokenizer, FEW)
+    assert_unchanged(model, before)
+    model.resize_token_embeddings(needed)
+    assert "zzz" in trim_vocabulary(model, tokenizer, FEW).tokenizer.get_vocab()
+
+
 def test_a_much_smaller_tokenizer_is_refused():
     tokenizer = fast("WordPiece")
     model = BertModel(BertConfig(vocab_size=5000, **SIZES))

@@ -91,9 +91,14 @@ def add_running_arguments(parser: ArgumentParser) -> None:
         metavar="N",
         help="cut sentences to this many tokens (word pieces)",
     )
-    add("--source_prefix", default="", metavar="TEXT", help="text before every input, as T5 wants it")
+    add_prefix_argument(parser)
     add("--device", default="cpu", metavar="DEVICE", help="where the model runs, such as cuda")
     add_loading_arguments(parser)
+
+
+def add_prefix_argument(parser: ArgumentParser) -> None:
+    """Add the flag for the text before every input."""
+    parser.add_argument("--source_prefix", default="", metavar="TEXT", help="text before every input, as T5 wants it")
 
 
 def add_loading_arguments(parser: ArgumentParser) -> None:

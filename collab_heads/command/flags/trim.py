@@ -15,6 +15,7 @@ from collab_heads.command.flags.shared import (
     add_loading_arguments,
     add_model_argument,
     add_output_argument,
+    add_prefix_argument,
     check_input,
     check_new_model,
 )
@@ -30,6 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "keep", type=width, metavar="N", help="tokens that stay, or their share of the vocabulary; default: all used"
     )
     add_option("min_count", type=count_from_1, metavar="N", help="how often the texts must use a token")
+    add_prefix_argument(parser)
     add_loading_arguments(parser)
 
 
