@@ -17,6 +17,10 @@ class ArgumentError(CollabHeadsError, ValueError):
     """Raised if an argument has an invalid value: a width, a role, a path, a method."""
 
 
+class LoadError(ArgumentError):
+    """Raised if there is no such model, config or tokenizer, or it is damaged; the message names it."""
+
+
 class ShapeError(CollabHeadsError, ValueError):
     """Raised if the shapes of two tensors, or of a tensor and a module, do not match; the message holds both shapes."""
 

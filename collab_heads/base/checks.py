@@ -4,6 +4,8 @@ import difflib
 import itertools
 import sys
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from collab_heads.errors import ArgumentError
@@ -13,6 +15,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return " (did you mean 'x'?)" for the nearest known name, or an empty string."""
     near = difflib.get_close_matches(str(name), list(known), n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def missing_folder(name: str) -> str:
+    """Return the message that there is no such folder, with the one beside it whose name is nearest."""
+    path = Path(name)
+    beside: list[str] = []
+    with suppress(OSError, ValueError):  # ValueError: a null byte
+        beside = [each.name for each in path.parent.iterdir() if each.is_dir()]
+    near = difflib.get_close_matches(path.name, beside, n=1)
+    return f"there is no folder {name!r:.200}" + (f" (did you mean {str(path.with_name(near[0]))!r}?)" if near else "")
 
 
 def shortened(names: Collection[object], most: int = 12) -> str:

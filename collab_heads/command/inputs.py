@@ -25,7 +25,7 @@ from collab_heads.contract.registry import adapter_for_config, get_adapter
 from collab_heads.data.batches import Collate, check_room, chunked, generate, longest_first, tokenize
 from collab_heads.data.parallel import Pairs, columns_of, read_lines, read_two, without_empty
 from collab_heads.data.tables import TABLES, is_table, read_table
-from collab_heads.errors import ArgumentError, DataError, UnsupportedModelError
+from collab_heads.errors import ArgumentError, DataError, LoadError, UnsupportedModelError
 from collab_heads.model.batches import evaluating
 from collab_heads.model.loading import load_or_explain
 
@@ -46,7 +46,8 @@ def load(args: Namespace) -> Loaded:
     """Load the model that the flags name.
 
     Raises:
-        ArgumentError: if there is no such model, it cannot be loaded, or it does not fit the other flags.
+        LoadError: if there is no such model, or it cannot be loaded.
+        ArgumentError: if it does not fit the other flags.
         UnsupportedModelError: if it has no adapter.
     """
     remote = {"trust_remote_code": args.trust_remote_code}
@@ -54,7 +55,7 @@ def load(args: Namespace) -> Loaded:
     adapter_for_config(config)
     named, dtype = class_of(config), torch.float32 if config.dtype is None else config.dtype
     if not isinstance(dtype, torch.dtype):
-        raise ArgumentError(f"{args.model}: the dtype in its config.json is {dtype!r:.80}, none that torch has")
+        raise LoadError(f"{args.model}: the dtype in its config.json is {dtype!r:.80}, none that torch has")
     tokenizer = load_tokenizer(args.model, remote)
     model = load_or_explain(named, args.model, dtype=torch.float32, **({} if named is not AutoModel else remote))
     get_adapter(model)
@@ -71,11 +72,11 @@ def class_of(config: PretrainedConfig) -> Any:
     """Return the class that a config names; AutoModel if it names none, or one that transformers lacks.
 
     Raises:
-        ArgumentError: if the entry is not a list of names.
+        LoadError: if the entry is not a list of names.
     """
     named = config.architectures or ["AutoModel"]
     if not is_list(named) or not isinstance(named[0], str):
-        raise ArgumentError(f"{config.name_or_path}: its architectures are {named!r:.80}, must be a list of names")
+        raise LoadError(f"{config.name_or_path}: its architectures are {named!r:.80}, must be a list of names")
     found = getattr(transformers, named[0], AutoModel)
     return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else AutoModel
 

@@ -4,6 +4,7 @@ All modules imported here and in `command/flags/` are light: see `collab_heads.b
 """
 
 import argparse
+import io
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import signal
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from typing import Any
 
@@ -19,7 +20,7 @@ from collab_heads.base.checks import check_choice
 from collab_heads.base.command_start import INTERRUPTED, change_handler, leave
 from collab_heads.command.flags.parsing import Parser
 from collab_heads.command.flags.shared import reserving
-from collab_heads.errors import ArgumentError, CollabHeadsError
+from collab_heads.errors import ArgumentError, CollabHeadsError, LoadError
 
 # Name -> what it does. Flags are in command/flags/NAME.py (add_arguments, check), the work is in command/NAME.py (run).
 COMMANDS = {
@@ -64,25 +65,56 @@ def usage() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; errors are printed on stderr, and the exit code is returned."""
-    try:
+
+    def work() -> None:
         change_handler(leave, signal.default_int_handler)  # from here on Ctrl-C raises: the work may have to clean up
         name, args = read(sys.argv[1:] if argv is None else argv)
         if not args.json:
             run(name, args)
-            return DONE
+            return
         with redirect_stdout(sys.stderr):
             result = run(name, args)
         if int(os.environ.get("RANK", 0)) == 0:  # only the first of several processes prints
-            print(json.dumps(as_document(result), indent=1), flush=True)
+            print(json.dumps(as_document(result), indent=1))
+
+    return exit_code(work) or DONE
+
+
+def exit_code(work: Callable[[], object]) -> int | None:
+    """Do the work and print errors on stderr; return the exit code if it did not end as it should, else None."""
+    try:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
+        try:
+            work()
+        finally:
+            sys.stdout.flush()  # also of what argparse prints before it exits
+        return None
     except CollabHeadsError as problem:
-        print(f"collab-heads: {in_words(problem)}", file=sys.stderr)
-        return WRONG_FLAGS if isinstance(problem, ArgumentError) else FAILED
+        tell(in_words(problem))
+        return WRONG_FLAGS if isinstance(problem, ArgumentError) and not isinstance(problem, LoadError) else FAILED
     except KeyboardInterrupt:
-        print("collab-heads: interrupted", file=sys.stderr)
+        tell("interrupted")
         return INTERRUPTED
     except BrokenPipeError:  # whoever read the output, such as `head`, has seen enough
+        discard_output()
+        return DONE
+    except OSError as problem:  # of the output, such as a full disk
+        tell(f"cannot write or read: {problem}")
+        discard_output()
+        return FAILED
+
+
+def tell(message: str) -> None:
+    """Print a message on stderr, if that can be written to."""
+    with suppress(OSError):
+        print(f"collab-heads: {message}", file=sys.stderr, flush=True)
+
+
+def discard_output() -> None:
+    """Send what is still buffered for stdout nowhere, so that Python does not try again when it ends."""
+    with suppress(OSError, ValueError):  # ValueError: stdout is no file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return DONE
 
 
 def in_words(problem: CollabHeadsError) -> str:
@@ -93,11 +125,9 @@ def in_words(problem: CollabHeadsError) -> str:
 
 def look(argv: Sequence[str]) -> None:
     """Read and check the flags, and do nothing else; exit if they are wrong, or after printing help."""
-    try:
-        read(argv)
-    except CollabHeadsError as problem:
-        print(f"collab-heads: {problem}", file=sys.stderr)
-        sys.exit(WRONG_FLAGS if isinstance(problem, ArgumentError) else FAILED)
+    code = exit_code(lambda: read(argv))
+    if code is not None:
+        sys.exit(code)
 
 
 def read(argv: Sequence[str]) -> tuple[str, Namespace]:
@@ -124,7 +154,7 @@ def read(argv: Sequence[str]) -> tuple[str, Namespace]:
 
 def answer(text: str) -> None:
     """Print a text and exit."""
-    print(text)
+    print(text, flush=True)
     sys.exit(DONE)
 
 

@@ -19,9 +19,9 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from transformers import PretrainedConfig
 from transformers.utils import CONFIG_NAME
 
-from collab_heads.base.checks import MAX_SIZE
+from collab_heads.base.checks import MAX_SIZE, missing_folder
 from collab_heads.contract.registry import check_custom_code
-from collab_heads.errors import ArgumentError, CollabHeadsError
+from collab_heads.errors import ArgumentError, CollabHeadsError, LoadError
 from collab_heads.model.vocabularies import check_words
 
 MAX_LAYERS = 2000  # the deepest models have about a thousand
@@ -33,8 +33,8 @@ OF_LABELS = "label2id"  # its keys are free text
 
 
 def check_sizes(source: str) -> None:
-    """Raise ArgumentError if a config, or the one in a folder, has an impossible size; the field is named."""
-    file = Path(source) if Path(source).is_file() else Path(source) / CONFIG_NAME
+    """Raise LoadError if a config, or the one in a folder, has an impossible size; the field is named."""
+    file = Path(source) if os.path.isfile(source) else Path(source) / CONFIG_NAME
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):  # loading it reports what is wrong
@@ -42,7 +42,7 @@ def check_sizes(source: str) -> None:
     for name, value in numbers(config):
         most = next((bound for pattern, bound in BOUNDS if pattern.search(name)), None)
         if most is not None and value > most:
-            raise ArgumentError(
+            raise LoadError(
                 f"{file}: {name} is {value!r:.40}, and no model has more than {most:,}: the file is damaged or edited"
             )
 
@@ -63,8 +63,9 @@ def load_or_explain(auto: Any, source: str | Path, **kwargs: Any) -> Any:
     """Call `from_pretrained` of an Auto class, with errors that name what was to be loaded.
 
     Raises:
-        ArgumentError: if there is no such model, its config has impossible sizes, it does not fit, or its tokenizer
-            knows no words, because its folder has none.
+        LoadError: if there is no such model, its config has impossible sizes, or it does not fit.
+        ArgumentError: if it cannot have the attention backend that was asked for, or its tokenizer knows no words,
+            because its folder has none.
     """
     check_sizes(str(source))
     with explaining(auto.__name__, source, kwargs.get("attn_implementation")):
@@ -85,17 +86,23 @@ def explaining(what: str, source: str | Path, backend: str | None = None) -> Ite
 
     Raises:
         UnsupportedModelError: if its attention is code that comes with it.
-        ArgumentError: on any other error.
+        ArgumentError: on any other error, if a backend was asked for and the model is there.
+        LoadError: on any other error.
     """
     try:
         yield
     except CollabHeadsError:
         raise
     except Exception as error:  # whatever transformers, safetensors and torch raise about what they find
-        if not isinstance(error, OSError):  # of a model that is not there: the Hub has been asked once
+        is_missing = isinstance(error, OSError)
+        if not is_missing:  # of a model that is not there: the Hub has been asked once
             refuse_custom_code(source)
         asked = f" with --attn_implementation {backend} (without it sdpa is used)" if backend else ""
-        raise ArgumentError(f"cannot load {what} from {str(source)!r}{asked}: {reason_of(error)}") from error
+        why = reason_of(error)
+        if is_missing and not os.path.exists(source):
+            why = f"{missing_folder(str(source))}, and {why}"
+        wrong = ArgumentError if backend and not is_missing else LoadError
+        raise wrong(f"cannot load {what} from {str(source)!r:.200}{asked}: {why}") from error
 
 
 def reason_of(error: Exception) -> str:
@@ -109,7 +116,7 @@ def check_reachable(name: str) -> None:
     """Ask the Hub once for a model that is not on this machine; transformers would ask six times, for half a minute.
 
     Raises:
-        ArgumentError: if the Hub cannot be reached. Answers of the Hub, such as that there is no such model, are left
+        LoadError: if the Hub cannot be reached. Answers of the Hub, such as that there is no such model, are left
             to transformers.
     """
     if os.path.isdir(name) or is_offline_mode():
@@ -122,8 +129,8 @@ def check_reachable(name: str) -> None:
         except (HFValidationError, HfHubHTTPError):
             raise
         except Exception as error:  # of the network, and of whatever talks to it
-            raise ArgumentError(
-                f"{name!r} is no folder, and the Hub cannot be asked for it: {str(error) or type(error).__name__}"
+            raise LoadError(
+                f"{missing_folder(name)}, and the Hub cannot be asked for it: {str(error) or type(error).__name__}"
             ) from error
 
 

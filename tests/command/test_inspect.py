@@ -99,7 +99,7 @@ def test_what_is_no_model_is_refused(tmp_path, bert):
     for name, said in (("bertt", "cannot load AutoConfig from 'bertt'"), (tmp_path, "it has no config.json")):
         with pytest.raises(ArgumentError, match=said):
             commands.run("inspect", name)
-    with pytest.raises(ArgumentError, match=r"there is no folder \./small"):
+    with pytest.raises(ArgumentError, match=r"there is no folder '\./small'"):
         commands.run("inspect", "./small")
 
 
@@ -236,7 +236,7 @@ def asked(monkeypatch):
 def test_a_hub_that_cannot_be_reached_is_asked_once(command, asked, tmp_path):
     out = ("--output_dir", tmp_path / "out") if command == "fold" else ()
     with pytest.raises(
-        ArgumentError, match=r"'no-such-model' is no folder, and the Hub cannot be asked for it: .*not kn"
+        ArgumentError, match=r"there is no folder 'no-such-model', and the Hub cannot be asked for it: .*not kn"
     ):
         commands.run(command, "no-such-model", *out)
     assert len(asked) == 1

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import commands
 import pytest
@@ -89,6 +91,65 @@ def test_exit_codes(tmp_path, monkeypatch, capsys):
     assert len(said) == 3 and all(line.startswith("collab-heads: ") for line in said)
 
 
+def test_the_page_says_what_the_exit_codes_are(bert, tmp_path, capsys):
+    """Of every kind that the table of docs/command.md names."""
+    page = (Path(main.__file__).parents[2] / "docs" / "command.md").read_text(encoding="utf-8")
+    words = {int(code): text for code, text in re.findall(r"^\| (\d+) \| (.*) \|$", page, re.MULTILINE)}
+    assert words.keys() == {0, 1, 2, 130}
+    text = written(tmp_path / "text", "a dog\n")
+    used = tmp_path / "used"
+    shutil.copytree(bert, used)
+    (tmp_path / "config.json").write_text("{")
+    data, out = ("--data", text), ("--output_dir", tmp_path / "out")
+    cases = {
+        "a model": ("compress", tmp_path / "smal", *data, "--plan"),
+        "a file": ("compress", bert, "--data", tmp_path / "none", "--plan"),
+        "damaged": ("inspect", tmp_path),
+        "the output folder is in use": ("fold", bert, "--output_dir", used),
+        "the model cannot be changed in this way": ("fold", bert, *out),
+        "unknown": ("fold", bert, *out, "--wrong", "1"),
+        "in conflict with another one": ("prune", bert, *out, "--target_heads", "4", "--alive_heads", text),
+        "not for this model": ("compress", bert, "--data", text, text, "--plan"),
+    }
+    expected = {said: next(code for code, text in words.items() if said in text) for said in cases}
+    found = {said: main.main(list(map(str, argv))) for said, argv in cases.items()}
+    capsys.readouterr()
+    assert found == expected and set(expected.values()) == {1, 2}
+
+
+def test_a_folder_that_is_not_there_is_answered_with_the_nearest(bert, tmp_path, monkeypatch, capsys):
+    (tmp_path / "small").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("collab_heads.model.loading.is_offline_mode", lambda: True)
+    for name, near in (("smal", "small"), (f"{tmp_path}/smal", f"{tmp_path}/small"), ("./smal", "small")):
+        assert main.main(["inspect", name]) == 1
+        said = capsys.readouterr().err
+        assert f"there is no folder {name!r} (did you mean {near!r}?)" in said and said.count("\n") == 1
+    assert main.main(["inspect", "m" * 300]) == 1
+    assert "there is no folder 'mmm" in (said := capsys.readouterr().err) and len(said) < 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("argv", (["--help"], ["compress", "--help"], ["--print_completion", "bash"], ["inspect"]))
+def test_output_that_nobody_takes_gives_no_traceback(argv, tmp_path):
+    """As of a full disk, for which a file that is only read stands, and of `| true`, which has ended."""
+
+    def run(argv, **streams):
+        command = [sys.executable, "-m", "collab_heads", *argv]
+        return subprocess.run(command, text=True, check=False, cwd=tmp_path, **streams)
+
+    with written(tmp_path / "full", "").open() as full:
+        done = run(argv, stdout=full, stderr=subprocess.PIPE)
+        assert done.returncode == 1 and "collab-heads: cannot write or read: [Errno" in done.stderr
+        assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+        assert run(["fold", "x"], stdout=full, stderr=full).returncode == 2
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = run(argv, stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert done.returncode == 0 and "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+
+
 def test_json_is_alone_on_stdout(monkeypatch, capsys):
     def work(name, args):
         print("a table")
@@ -110,7 +171,8 @@ def test_help_and_wrong_flags_import_nothing_heavy(tmp_path):
         ("--version",): 0,
         ("--print_completion", "bash"): 0,
         ("compress", "x", "--bugdet", "1"): 2,
-        ("compress", "/nowhere", "--data", "x", "--plan"): 2,
+        ("compress", "/nowhere", "--data", "x", "--plan"): 1,
+        ("analyze", "x", "--data", "x", "--source_prefix", "\udcff"): 2,
         ("analyze", "x", "--data", "nothing"): 1,
         ("translate", "--train_file", "none", "--validation_file", "none", "--model_name_or_path", "x"): 1,
         ("glue", *GLUE, "--push_to_hub"): 2,

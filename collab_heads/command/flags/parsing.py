@@ -53,6 +53,10 @@ class Parser(argparse.ArgumentParser):
         self.check_known(unknown)
         return parsed
 
+    def print_help(self, file: Any = None) -> None:
+        """Print the help; argparse would pass over an error of the output."""
+        print(self.format_help(), end="", file=file, flush=True)
+
     def check_known(self, flags: Iterable[str]) -> None:
         """Raise ArgumentError for the first unknown flag, with the nearest one or its replacement here."""
         for flag in flags:
@@ -220,6 +224,15 @@ share_of_steps.__name__ = "share"  # argparse quotes it
 
 
 Value = TypeVar("Value")
+
+
+def text(given: str) -> str:
+    """Parse a text for a tokenizer, which takes no bytes of other encodings than that of the terminal."""
+    try:
+        given.encode()
+    except UnicodeEncodeError as error:
+        raise argparse.ArgumentTypeError(f"{given!r:.80} is no text in UTF-8") from error
+    return given
 
 
 def per_role(

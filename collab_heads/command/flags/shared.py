@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from collab_heads.command.flags.parsing import count_from_1, path, seed
-from collab_heads.errors import ArgumentError, OutputError
+from collab_heads.base.checks import missing_folder
+from collab_heads.command.flags.parsing import count_from_1, path, seed, text
+from collab_heads.errors import ArgumentError, LoadError, OutputError
 from collab_heads.files.folders import OLD, alone_in, beside
 from collab_heads.files.reading import check_file
 
@@ -98,7 +99,9 @@ def add_running_arguments(parser: ArgumentParser) -> None:
 
 def add_prefix_argument(parser: ArgumentParser) -> None:
     """Add the flag for the text before every input."""
-    parser.add_argument("--source_prefix", default="", metavar="TEXT", help="text before every input, as T5 wants it")
+    parser.add_argument(
+        "--source_prefix", type=text, default="", metavar="TEXT", help="text before every input, as T5 wants it"
+    )
 
 
 def add_loading_arguments(parser: ArgumentParser) -> None:
@@ -117,7 +120,7 @@ def check_input(args: Namespace) -> None:
     """Check, before long imports, that the model and the files of `--data` exist.
 
     Raises:
-        ArgumentError: if the model is a path that does not exist, or a folder without a model.
+        LoadError: if the model is a path that does not exist, or a folder without a model.
         DataError: if a text file is missing.
     """
     check_model_name(args.model)
@@ -125,12 +128,12 @@ def check_input(args: Namespace) -> None:
 
 
 def check_model_name(name: str) -> None:
-    """Raise ArgumentError for a path that does not exist or a folder without a model; other names may be on the Hub."""
+    """Raise LoadError for a path that does not exist or a folder without a model; other names may be on the Hub."""
     folder = Path(name)
     if os.path.isdir(folder):
         check_folder(folder)
     elif folder.is_absolute() or name.startswith((".", "~")) or len(folder.parts) > 2:
-        raise ArgumentError(f"there is no folder {name} (MODEL is a folder, or a name on the Hub)")
+        raise LoadError(f"{missing_folder(name)}: MODEL is a folder, or a name on the Hub")
 
 
 def check_files(*names: str | None) -> None:
@@ -141,17 +144,15 @@ def check_files(*names: str | None) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise ArgumentError for a folder without a model, or one whose model is in a subfolder."""
+    """Raise LoadError for a folder without a model, or one whose model is in a subfolder."""
     if os.path.isfile(folder / "config.json"):
         return
     inner = folder / "0_Transformer"
     if (folder / MODULES).is_file() and inner.is_dir():
-        raise ArgumentError(f"{folder} is of sentence-transformers: the model in it is {inner}, give that")
+        raise LoadError(f"{folder} is of sentence-transformers: the model in it is {inner}, give that")
     if (folder / "adapter_config.json").exists():
-        raise ArgumentError(
-            f"{folder} holds an adapter of PEFT, no model: merge it into its model first, and save that"
-        )
-    raise ArgumentError(f"{folder} holds no model: it has no config.json")
+        raise LoadError(f"{folder} holds an adapter of PEFT, no model: merge it into its model first, and save that")
+    raise LoadError(f"{folder} holds no model: it has no config.json")
 
 
 def check_output_dir(folder: Path) -> None:

@@ -5,7 +5,7 @@ import argparse
 from collab_heads.base.checks import check_choice
 from collab_heads.command.flags import heads
 from collab_heads.command.flags.arguments import trains
-from collab_heads.command.flags.parsing import count, count_from_1, not_negative, path, per_role
+from collab_heads.command.flags.parsing import count, count_from_1, not_negative, path, per_role, text
 from collab_heads.command.flags.scratch import add_sizes, check_born, check_sizes_fit, from_scratch
 from collab_heads.command.flags.shared import TABLE
 from collab_heads.errors import ArgumentError
@@ -52,7 +52,7 @@ def add_translation_data(parser: argparse.ArgumentParser) -> None:
         help="language of the input: the name of its column, such as de, or the model's code, such as de_DE",
     )
     add("--target_lang", metavar="LANG", help="language of the output")
-    add("--source_prefix", default="", metavar="TEXT", help="text before every input, as T5 wants it")
+    add("--source_prefix", type=text, default="", metavar="TEXT", help="text before every input, as T5 wants it")
     add(
         "--max_source_length",
         type=count_from_1,
