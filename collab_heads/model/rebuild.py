@@ -5,6 +5,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from collab_heads.base.checks import is_index, is_list
 from collab_heads.contract.registry import adapter_for_config, known_adapter
 from collab_heads.errors import ConfigError
 from collab_heads.layers.query_key_kinds import EXACT_KIND
@@ -13,7 +14,9 @@ from collab_heads.model.open_feed_forward import OpenFeedForward, open_feed_forw
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.sites.record import FIELD, STATE, CollabConfig
 from collab_heads.sites.site import kept_groups
-from collab_heads.sites.state import DIVIDED, FeedForwardState, QueryKeyKind, SiteState
+from collab_heads.sites.state import DIVIDED, FeedForwardState, QueryKeyKind, SiteState, expect
+
+PRUNED = "pruned_heads"  # entry in the configs of transformers 4
 
 
 def rebuild(model: PreTrainedModel) -> None:
@@ -26,6 +29,7 @@ def rebuild(model: PreTrainedModel) -> None:
         ConfigError: if the record does not fit the model; the site is named.
         UnsupportedModelError: if no adapter is registered for the model type.
     """
+    take_pruned_heads(model)
     record = CollabConfig.of(model.config)
     if not record.states or (known_adapter(model.config) is None and not hasattr(model.config, FIELD)):
         return
@@ -48,6 +52,40 @@ def rebuild(model: PreTrainedModel) -> None:
             rebuild_site(sites[path], state)
         else:
             rebuild_feed_forward(blocks[path], state)
+
+
+def take_pruned_heads(model: PreTrainedModel) -> None:
+    """Turn the `pruned_heads` of a config that transformers 4 wrote into our record: layer -> heads that were removed.
+
+    Such a model had one stack, of which the self-attention was pruned; transformers 5 knows no such entry.
+
+    Raises:
+        ConfigError: if the entry does not fit the model, or the config has our record, too.
+    """
+    pruned, adapter = getattr(model.config, PRUNED, None), known_adapter(model.config)
+    if not pruned or adapter is None:
+        return
+    adapter = adapter.variant(model.config)
+    sites = [site for site in adapter.sites(model) if site.role != "dec-enc"]
+    for condition, wanted in (
+        (not hasattr(model.config, FIELD), f"none beside config.{FIELD}: take one of the two out"),
+        (not model.config.is_encoder_decoder and "prune" in adapter.capabilities, "none in this family"),
+        (isinstance(pruned, Mapping), "a layer -> a list of its heads"),
+    ):
+        expect(condition, f"config.{PRUNED}", pruned, wanted)
+    states: dict[str, SiteState | FeedForwardState] = {}
+    for layer, heads in pruned.items():
+        number = int(layer) if str(layer).isdecimal() else -1
+        expect(is_index(number, len(sites)), f"a layer in config.{PRUNED}", layer, f"one from 0 to {len(sites) - 1}")
+        site, where = sites[number], f"config.{PRUNED} of layer {number}"
+        valid = is_list(heads) and all(is_index(head, site.num_heads) for head in heads)
+        expect(valid, where, heads, f"some of the heads 0 to {site.num_heads - 1}")
+        if heads:
+            kept = tuple(head for head in range(site.num_heads) if head not in heads)
+            states[site.path] = SiteState(site.role, site.num_heads, kept=kept)
+    delattr(model.config, PRUNED)
+    if states:
+        setattr(model.config, FIELD, CollabConfig(states).to_dict())
 
 
 def catch_up(model: PreTrainedModel, record: Mapping | None) -> None:

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from compressing import first_site
+from compressing import batches_of, first_site
+from model_sizes import VOCABULARY
 
+from collab_heads import plan
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.compression import measurements
 from collab_heads.compression.measurements import HELD_OUT, MEASURED, SiteErrors, hold_out
@@ -71,6 +73,30 @@ def test_errors_of_queries_and_keys_count_as_much_less_as_refinement_leaves(monk
     for of_site in found.values():
         assert of_site["query_key"] == pytest.approx(0.5 / 0.2 * (0.25 * 0.5 * 1.0) ** (1 / 3))  # never made worse
         assert of_site["values"] == pytest.approx(0.2 / 0.4) and of_site["heads"] == pytest.approx(0.3 / 0.1)
+
+
+def test_errors_of_sites_are_those_of_examples_that_are_held_out():
+    """Every part of every site, at every size: other held-out examples give other errors, with the same fits."""
+    family, found = FAMILIES["bert"], []
+    for seed in (0, 1):
+        batches = batches_of(family, 8)
+        for i, each in enumerate(batches):
+            is_held = torch.arange(i * 3, i * 3 + 3) % HELD_OUT == HELD_OUT - 1
+            other = torch.randint(3, VOCABULARY, each["input_ids"].shape, generator=torch.Generator().manual_seed(seed))
+            each["input_ids"][is_held] = other[is_held]
+        made = plan(family.build(), batches, refine_steps=0)
+        found.append(
+            [
+                (path, part, size, error)
+                for path, of_site in made.measured.errors.items()
+                for part, errors in of_site.errors.items()
+                for size, error in errors.items()
+                if size
+            ]
+        )
+    assert {part for _, part, _, _ in found[0]} == {"heads", "query_key", "values", "neurons"}
+    same = [one for one, other in zip(*found, strict=True) if one == other]
+    assert not same
 
 
 def batch(start, count):

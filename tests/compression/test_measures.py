@@ -49,7 +49,7 @@ def test_of_a_translator_sources_and_targets_are_cached_by_their_numbers():
 
 
 @pytest.mark.parametrize("name", ["marian", "t5"])
-@pytest.mark.parametrize("lengths", [[(9, 6)], [(7, 3), (10, 6), (2, 11)]], ids=["one batch", "three batches"])
+@pytest.mark.parametrize("lengths", [[(9, 6)], [(13, 8), (14, 14)]], ids=["one batch", "two batches"])
 def test_a_budget_of_cache_takes_the_best_plan_of_exactly_its_size(name, lengths):
     """Whole numbers of elements, summed by hand: shares of tokens would be rounded, and some budgets just missed."""
     made = plan(FAMILIES[name].build(), translations(*lengths), of="cache", shape="free", refine_steps=0)
@@ -68,7 +68,9 @@ def test_a_budget_of_cache_takes_the_best_plan_of_exactly_its_size(name, lengths
         best = found
     whole, least = max(best), math.inf
     assert made.whole == whole and min(best) / whole == made.least
-    for elements in sorted(best)[:: max(len(best) // 200, 1)][:-1]:
+    rounded = [elements for elements in best if elements / whole * whole != elements]
+    assert rounded or len(lengths) == 1  # 49 tokens in all: floats know no 49th
+    for elements in [*sorted(best)[:: max(len(best) // 200, 1)][:-1], *rounded[:100]]:
         least = min(error for other, error in best.items() if other <= elements)
         assert made.predicted(made.choose(elements / whole)) ** 2 == pytest.approx(least, rel=1e-6, abs=1e-12)
 

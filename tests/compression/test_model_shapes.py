@@ -1,6 +1,7 @@
 """Which sizes the sites of a compressed model have beside each other."""
 
 import pytest
+import torch
 from compressing import batches_of
 
 from collab_heads import compress, fold_heads, get_adapter, plan, prune_neurons
@@ -36,6 +37,16 @@ def test_even_blocks_of_a_stack_have_as_many_neurons_or_none(name, stacks):
             number = made.choose(budget)[block.path].get("neurons")
             counts.setdefault((block.config.model_type, block.entry), set()).add(number)
         assert len(counts) == stacks and all(len(each - {0}) <= 1 for each in counts.values())
+
+
+def test_a_block_of_an_even_stack_that_adds_nothing_goes_whole_and_the_others_stay():
+    model = FAMILIES["bert"].build()
+    first, second = open_feed_forwards(model, get_adapter(model))
+    with torch.no_grad():
+        first.output.weight.mul_(1e-4)
+    made = plan(model, batches_of(FAMILIES["bert"]), refine_steps=0, parts="neurons", shape="even")
+    choices = made.choose(0.6)
+    assert (choices[first.path].get("neurons"), choices[second.path].get("neurons")) == (0, None)
 
 
 def test_models_without_a_head_are_even():

@@ -93,3 +93,16 @@ def test_what_is_watched_adds_up():
     assert torch.equal(layer.output.dense(inputs), put_out)
     torch.testing.assert_close(read, put_out + before[0], rtol=0, atol=1e-6)
     assert len(reader.real(read, masks)) == int(batches_of(FAMILIES["bert"], 1)[0]["attention_mask"].sum())
+
+
+def test_a_site_that_runs_twice_has_no_reader():
+    """Even if both runs see the same: a refit would count its tokens twice, and not know which ones it sees."""
+
+    def run_before(layer, args, kwargs):
+        layer.forward(*args, **kwargs)
+
+    model = FAMILIES["bert"].build().eval()
+    model.base_model.encoder.layer[0].register_forward_pre_hook(run_before, with_kwargs=True)
+    sites = open_layers(model, collab_heads.get_adapter(model))
+    readers = find_readers(model, sites, batches_of(FAMILIES["bert"], 1)[0])
+    assert [reader.site.path for reader in readers] == ["encoder.layer.1.attention.self", "encoder.layer.1"]

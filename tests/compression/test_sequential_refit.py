@@ -72,6 +72,23 @@ def test_an_error_that_can_be_undone_is_undone(name):
     assert made.measured_error(right) < UNDONE * made.measured_error(wrong)
 
 
+def test_an_error_before_a_scale_is_undone():
+    """DINOv2 multiplies what a site puts out by a number per dimension before it is added."""
+    family = FAMILIES["dinov2"]
+    model = family.build().eval()
+    for layer in model.base_model.encoder.layer:
+        for scale in (layer.layer_scale1, layer.layer_scale2):
+            torch.nn.init.constant_(scale.lambda1, 0.1)
+    made = plan(model, batches_of(family, MANY), refine_steps=0)
+    wrong = {
+        path: [RefittedOutput(OutputWeights(fit.output.weight, 20 * fit.output.bias))]
+        for path, (fit,) in shifted(made.measured.sites[0]).items()
+    }
+    right = refitted_in_order(made.measured, wrong)
+    assert made.measured_error(wrong) > 0.1
+    assert made.measured_error(right) < UNDONE * made.measured_error(wrong)
+
+
 def tokens_seen(model, reader, examples):
     """Record by portion, at real tokens, what a last projection reads and puts out, and what its reader reads."""
     found, now = [], {}
@@ -255,6 +272,9 @@ def test_many_tokens_are_sampled(monkeypatch):
     assert len(half) == -(-len(examples) // 2) and abs(fewer - tokens / 2) < 0.05 * tokens
     monkeypatch.setattr(sequential_refit, "TOKENS", 1)  # of long examples a few stay
     assert len(sequential_refit.examples_of(made.measured)[0]) == sequential_refit.FEWEST
+    wrong = shifted(made.measured.sites[0])  # and are enough
+    right = refitted_in_order(made.measured, wrong)
+    assert right and made.measured_error(right) < UNDONE * made.measured_error(wrong)
 
 
 def test_portions_of_all_lengths_choose_the_ridge():

@@ -54,8 +54,11 @@ def test_every_plan_that_no_other_beats_is_found(seed, whole, units, monkeypatch
     assert total(tried, spending.within(plans[-1][1] / 2)) == plans[-1]  # nothing has as little
 
 
+@pytest.mark.parametrize("units", UNITS)
 @pytest.mark.parametrize("seed", range(2))
-def test_the_best_of_several_solvers(seed):
+def test_the_best_of_several_solvers(seed, units, monkeypatch):
+    """With few units the bounds are far from what solvers find, so the first one by its bound is often not the best."""
+    monkeypatch.setattr(module, "UNITS", units)
     tried, some = options(seed), [[0, 1, 2, 5], [0, 3, 4], [0, 2]]
     allowed = [[each] * len(tried) for each in some]
     spending = AnySpending(tried, allowed)

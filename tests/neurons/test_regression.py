@@ -4,12 +4,15 @@ import itertools
 
 import pytest
 import torch
+from compressing import first_block
 
 from collab_heads.collaborative.input_moments import InputMoments
 from collab_heads.heads import reconstruction
 from collab_heads.heads.reconstruction import HeadRegression, by_cost, most_costly
+from collab_heads.layers.layout import weight_of
 from collab_heads.neurons import regression
 from collab_heads.neurons.regression import NeuronRegression, refit_errors
+from families import FAMILIES
 
 ROUNDING = 1e-8  # float64; differences seen: 1e-12
 
@@ -126,3 +129,21 @@ def test_a_projection_is_solved_as_with_the_inverse():
     torch.testing.assert_close(
         fit.output(kept).weight, fit.right(torch.tensor(kept)) @ inverse, rtol=ROUNDING, atol=ROUNDING
     )
+
+
+@pytest.mark.parametrize("name, has_bias", [("bert", True), ("t5", False)])
+def test_a_block_is_regressed_around_its_mean_only_if_a_bias_can_make_up_for_it(name, has_bias, monkeypatch):
+    """What neurons put out is far from centred; expected is a least squares fit by torch."""
+    monkeypatch.setattr(regression, "DOUBT", 0.0)
+    monkeypatch.setattr(reconstruction, "RIDGE", 1e-12)
+    block, generator = first_block(FAMILIES[name].build()), torch.Generator().manual_seed(0)
+    rows = 2 + torch.randn(500, block.num_neurons, generator=generator, dtype=torch.float64)
+    moments = InputMoments(rows[None])
+    moments.add(rows[None], None)
+    kept, weight = [*range(0, block.num_neurons, 2)], weight_of(block.output).detach().double()
+    found = NeuronRegression.of_block(block, moments).output(kept)
+    inputs = torch.cat([rows[:, kept], rows.new_ones(len(rows), has_bias)], dim=1)
+    expected = torch.linalg.lstsq(inputs, rows @ weight.mT).solution.mT
+    torch.testing.assert_close(found.weight, expected[:, : len(kept)], rtol=0, atol=1e-8)
+    bias = expected[:, -1] if has_bias else torch.zeros(len(weight), dtype=weight.dtype)
+    torch.testing.assert_close(found.bias, bias, rtol=0, atol=1e-8)
