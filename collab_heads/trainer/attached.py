@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +10,8 @@ from transformers import PreTrainedModel, Trainer
 from transformers.utils import CONFIG_NAME
 
 from collab_heads.base.wrappers import has_adapters
-from collab_heads.errors import ArgumentError
+from collab_heads.errors import ArgumentError, DataError
+from collab_heads.files.reading import parse_json, read_text
 from collab_heads.heads.adamw import HeadAdamW
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
 from collab_heads.heads.whole import is_sharded, keep_whole
@@ -148,7 +148,13 @@ def check_same_heads(model: PreTrainedModel, checkpoint: Path) -> None:
     if not file.is_file():
         return
     sync_record(model)
-    stored, ours = (changed_sites(text) for text in (file.read_text(encoding="utf-8"), model.config.to_json_string()))
+    try:
+        stored = changed_sites(read_text(file))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{file} is no config of a changed model: {error!r:.200}: it is damaged, resume from another checkpoint"
+        ) from error
+    ours = changed_sites(model.config.to_json_string())
     if stored != ours:
         raise ArgumentError(
             f"{checkpoint} is of a model whose attention was changed in another way (its {file.name} says how): change "
@@ -158,7 +164,7 @@ def check_same_heads(model: PreTrainedModel, checkpoint: Path) -> None:
 
 def changed_sites(config: str) -> dict[str, Any]:
     """Return what a config's text records of each changed site; gates are reduced to whether there are some."""
-    sites = (json.loads(config).get(FIELD) or {}).get("sites", {})
+    sites = (parse_json(config).get(FIELD) or {}).get("sites", {})
     return {path: {**site, "gates": bool(site.get("gates"))} for path, site in sites.items()}
 
 

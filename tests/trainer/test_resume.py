@@ -7,7 +7,9 @@ import torch
 from trainers import STEPS, classifier, exact, gated, mixed, same_weights, trainer_of
 
 from collab_heads import DynamicRotation, HeadRotation, HeadTraining, gate_report, prune_heads
-from collab_heads.errors import ArgumentError
+from collab_heads.errors import ArgumentError, DataError
+from collab_heads.trainer.attached import check_same_heads
+from families import FAMILIES
 
 SCORES = {f"encoder.layer.{i}.attention.self": torch.tensor([0.4, 0.1, 0.3, 0.2]) + i for i in range(2)}
 EXCHANGE = {"2": [{"role": "enc-self", "layers": [0, 1], "heads": [0, 3]}]}
@@ -145,3 +147,12 @@ def test_a_training_that_was_broken_off_begins_again(error, tmp_path):
     trainer.train()
     assert gate_report(trainer.model).open == 3 and heads.penalty is None
     assert not any(module._forward_pre_hooks for module in trainer.model.modules())
+
+
+@pytest.mark.parametrize(
+    "text", ("{", "[]", '{"collab_heads": [1]}', '{"collab_heads": {"sites": {"a": 1}}}', "[" * 10**5)
+)
+def test_a_config_of_a_checkpoint_that_is_none(text, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(DataError, match=r"config\.json is no config of a changed model: .*another checkpoint"):
+        check_same_heads(FAMILIES["bert"].build(), tmp_path)
