@@ -272,7 +272,7 @@ def load_exported(folder: str | Path, *, threads: int | None = None) -> ServedMo
 
     folder = Path(folder)
     if threads is not None:
-        check_count("threads", threads, least=1)
+        check_count("threads", threads, least=1, most=1 << 16)
     manifest = parse_json(read_text(folder / "export.json"))
     check_extra(manifest["export_format"], f"models in {manifest['export_format']}")
     exported = ExportedModel.from_pretrained(
