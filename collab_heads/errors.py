@@ -1,8 +1,17 @@
 """The errors of this package. Every message names the object, the value and the way out."""
 
+LONGEST = 3000  # characters of a message
+
 
 class CollabHeadsError(Exception):
-    """The base class of all errors that this package raises on purpose."""
+    """The base class of all errors that this package raises on purpose.
+
+    The middle of a message that quotes a value of thousands of characters is left out.
+    """
+
+    def __str__(self) -> str:
+        said = super().__str__()
+        return said if len(said) <= LONGEST else f"{said[: LONGEST // 2]} … {said[-LONGEST // 4 :]}"
 
 
 class UnsupportedModelError(CollabHeadsError, TypeError):

@@ -51,12 +51,21 @@ def checking_arguments(function: Callable[Arguments, Result]) -> Callable[Argume
             given = signature.bind(*args, **kwargs).arguments
         except TypeError:  # too many, or too few: Python says so itself
             return function(*args, **kwargs)
-        for name in given.keys() - NAMES:
+        for name, value in given.items():
             hint = signature.parameters[name].annotation
-            check_argument(name, given[name], Any if isinstance(hint, str) else hint)
+            hint = Any if isinstance(hint, str) else hint
+            if is_scalar_array(value) and hint is not object:
+                raise ArgumentError(f"{name} must be {words(hint)}, not {value!r:.80}")
+            if name not in NAMES:
+                check_argument(name, value, hint)
         return function(*args, **kwargs)
 
     return wrapper
+
+
+def is_scalar_array(value: object) -> bool:
+    """Return True for a tensor or an array without dimensions: it looks like an iterable, and is none."""
+    return not isinstance(value, Number) and getattr(value, "ndim", None) == 0
 
 
 @functools.cache

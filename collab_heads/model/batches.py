@@ -247,6 +247,10 @@ def each_batch(batches: Iterable[Mapping]) -> Iterator[Mapping]:
                 raise CalibrationError(f"batch {index}: {name!r:.80} is not the name of a model input")
             if isinstance(value, Tensor) and value.is_meta:
                 raise CalibrationError(f"batch {index}: its {name} is on the meta device, without values")
+            if "mask" in name and not isinstance(value, Tensor | Mapping | None):
+                raise CalibrationError(f"batch {index}: its {name} is a {type(value).__name__}, expected a tensor")
+            if "mask" in name and isinstance(value, Tensor) and bool(value.isnan().any()):
+                raise CalibrationError(f"batch {index}: its {name} holds NaN: give 1 for a token, and 0 for padding")
         yield batch
     if index < 0:
         raise CalibrationError("batches is empty: pass 32 to 512 sentences as batches of model inputs")

@@ -83,7 +83,7 @@ def loading(config: PretrainedConfig, name: str) -> list[str]:
         "import collab_heads  # from now on transformers loads what it changed",
         f"from transformers import {model}",
         "",
-        f'model = {model}.from_pretrained("{name}")',
+        f"model = {model}.from_pretrained({json.dumps(name, ensure_ascii=False)})",
         "```",
     ]
     if autos:
@@ -100,7 +100,7 @@ def loading_encoder(config: PretrainedConfig, name: str, encoder: str) -> list[s
         *([] if has_code else ["import collab_heads  # from now on transformers loads what it changed"]),
         f"from sentence_transformers import {encoder}",
         "",
-        f'model = {encoder}("{name}"{", trust_remote_code=True" if has_code else ""})',
+        f"model = {encoder}({json.dumps(name, ensure_ascii=False)}{', trust_remote_code=True' if has_code else ''})",
         "```",
         *(["", "After `import collab_heads` it loads without `trust_remote_code=True`."] if has_code else []),
     ]
@@ -146,12 +146,14 @@ def block_row(path: str, state: FeedForwardState) -> list[str]:
 
 
 def markdown_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return f"| {' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def results(report: object, metrics: Mapping[str, float]) -> str:
     """Return the sections on what was done and what was measured."""
-    done = ["## What was done", "", "```text", *str(report).splitlines(), "```"] if report is not None else []
+    said = "" if report is None else str(report)
+    fence = "`" * (1 + max(map(len, re.findall(r"`+", said)), default=2))  # longer than any in the report
+    done = ["## What was done", "", f"{fence}text", *said.splitlines(), fence] if report is not None else []
     rows = [(name, f"{value:.6g}") for name, value in metrics.items()]
     measured = ["## What was measured", "", *table(("metric", "value"), rows).split("\n")] if metrics else []
     return "\n".join([*done, *([""] if done and measured else []), *measured])

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from collab_heads.base.checks import check_choice, is_count
 from collab_heads.base.option_values import METRIC_WORDS, Metric, Policy
@@ -198,7 +198,9 @@ def read_settings(roles: str | Iterable[str] | None, options: Mapping[str, Any])
             `RoleSettings` refuses.
     """
     if roles is not None:
-        roles = [roles] if isinstance(roles, str) else list(roles) if isinstance(roles, Iterable) else [roles]
+        is_scalar = getattr(roles, "ndim", None) == 0  # a tensor without dimensions only seems to be iterable
+        is_several = isinstance(roles, Iterable) and not isinstance(roles, str) and not is_scalar
+        roles = list(roles) if is_several else [cast(str, roles)]
         if not roles:
             raise ArgumentError("roles is empty: name roles, or pass None for all")
     by_role = {name: value for name, value in options.items() if isinstance(value, Mapping)}

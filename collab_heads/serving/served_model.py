@@ -297,7 +297,7 @@ def load_exported(folder: str | Path, *, threads: int | None = None, check: bool
     check_exporters("exported models")
     folder = Path(folder)
     if threads is not None:
-        check_count("threads", threads, least=1)
+        check_count("threads", threads, least=1, most=1 << 16)
     exported, engine, caches = read_exported(folder, check)
     with naming(folder):
         exported.to("cpu", **engine_options(engine, threads))

@@ -85,6 +85,9 @@ class HeadTraining(TrainerCallback, ExportableState):
             raise ArgumentError(f"rotation must be a HeadRotation or a DynamicRotation, not {rotation!r:.200}")
         if batches is not None and rotation is None:
             raise ArgumentError("batches are there to rank heads on for a rotation, and there is none")
+        for name, value in (("steps", steps), ("alpha_start", alpha_start)):
+            if value is not None:
+                check_steps(name, value)
         self.rotation, self.batches = rotation, batches
         self.rates: dict[str, Any] = {"gate_lr": gate_lr, "alpha_lr": alpha_lr}
         self.steps, self.alpha_start, self.options = steps, alpha_start, options
@@ -303,14 +306,19 @@ def computes_loss(model: nn.Module) -> bool:
     return isinstance(model, PreTrainedModel) or hasattr(model, "get_base_model")
 
 
+def check_steps(name: str, value: float) -> None:
+    """Raise ArgumentError unless a value is a whole number from 0, or a share below 1."""
+    if not is_number(value) or value < 0 or (value >= 1 and value != int(value)):
+        raise ArgumentError(f"{name} {value!r:.80} must be a number of optimizer steps, or a share of them below 1")
+
+
 def in_steps(name: str, value: float, total: int) -> int:
     """Return a number of optimizer steps, given as one, or as a share of the `total` steps of a training.
 
     Raises:
         ArgumentError: if it is neither a whole number from 0 nor a share below 1, or the total is needed and not known.
     """
-    if not is_number(value) or value < 0 or (value >= 1 and value != int(value)):
-        raise ArgumentError(f"{name} {value!r} must be a number of optimizer steps, or a share of them below 1")
+    check_steps(name, value)
     if isinstance(value, int) or value >= 1:
         return int(value)
     if total < 1:

@@ -10,10 +10,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from collab_heads import compress, register, swap_to_gated
+from collab_heads import DynamicRotation, compress, register, swap_to_gated
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.contract.adapter import AttentionAdapter
-from collab_heads.errors import ArgumentError, UnsupportedModelError
+from collab_heads.errors import LONGEST, ArgumentError, UnsupportedModelError
+from families import FAMILIES
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -122,3 +123,18 @@ def test_a_type_may_be_defined_after_the_function_that_names_it():
     DefinedLater = int
     with pytest.raises(ArgumentError, match="count must be a list"):
         act(3)
+
+
+def test_a_tensor_without_dimensions_is_no_list():
+    for scalar in (torch.tensor(3), np.array(3)):
+        for call in (
+            lambda value: swap_to_gated(FAMILIES["bert"].build(), sites=value),
+            lambda value: DynamicRotation("random", roles=value),
+        ):
+            with pytest.raises(ArgumentError, match="3"):
+                call(scalar)
+
+
+def test_the_middle_of_a_long_message_is_left_out():
+    said = str(ArgumentError(f"budget {list(range(5000))} must be a number"))
+    assert len(said) <= LONGEST and said.startswith("budget [0, 1") and said.endswith("4999] must be a number")

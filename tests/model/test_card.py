@@ -1,5 +1,7 @@
 """Model cards of changed models: what is ours is written and replaced, what is its owner's stays."""
 
+import re
+
 import pytest
 from huggingface_hub import ModelCard
 from model_runs import swap
@@ -166,6 +168,14 @@ def test_a_report_and_metrics_stay_as_long_as_the_attention_is_the_same(tmp_path
     pruned(model)
     model.save_pretrained(tmp_path)
     assert "What was done" not in read(tmp_path).text and "2 (4)" in read(tmp_path).text
+
+
+def test_fences_in_names_and_reports_stay_inside_theirs():
+    name, report = 'x"\n```\n# no title', "a\n```\n# no title\n````\n"
+    card = str(model_card(built(swap_to_gated), report, {"a|b\nc": 1.0}, name=name))
+    assert 'from_pretrained("x\\"\\n```\\n# no title")' in card
+    outside = re.sub(r"^(`{3,})\w*\n.*?^\1$", "", card, flags=re.DOTALL | re.MULTILINE)
+    assert "no title" not in outside and "| a\\|b c | 1 |" in outside
 
 
 def test_a_card_never_stops_the_weights(tmp_path, warnings_logged):

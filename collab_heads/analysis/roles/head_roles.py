@@ -15,6 +15,7 @@ from collab_heads.analysis.roles.syntax import RELATIONS, Syntax
 from collab_heads.analysis.treebank.conllu import Sentence
 from collab_heads.analysis.treebank.treebank import Treebank
 from collab_heads.base.arguments import checking_arguments
+from collab_heads.base.checks import check_count
 from collab_heads.base.progress import one_bar
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.registry import get_adapter, head_numbers
@@ -85,6 +86,7 @@ def head_roles(
     """
     check_wrapper(model)
     adapter = get_adapter(model)
+    check_count("batch_size", batch_size, least=1)
     syntax = syntax_observer(model, adapter, treebank, tokenizer, relations, batch_size)
     exclude = excluded_queries(model, exclude, tokenizer)
     data: Iterable[Mapping]

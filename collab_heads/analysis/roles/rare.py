@@ -42,8 +42,9 @@ def count_tokens(model: PreTrainedModel, batches: Iterable[Mapping]) -> Tensor |
         ids, mask = inputs.get("input_ids"), as_bool(inputs.get("attention_mask"))
         if ids is None:
             return None
-        if not isinstance(ids, Tensor) or ids.is_floating_point() or (ids < 0).any():
-            raise CalibrationError(f"batch {index}: input_ids must be a tensor of ids, whole numbers from 0")
+        is_right = isinstance(ids, Tensor) and ids.ndim > 1 and not ids.is_floating_point() and ids.dtype != torch.bool
+        if not is_right or (ids < 0).any():
+            raise CalibrationError(f"batch {index}: input_ids must be a tensor of ids [B, T], whole numbers from 0")
         ids = ids.flatten(0, -2)
         if mask is not None and mask.shape != ids.shape:
             raise CalibrationError(

@@ -10,8 +10,8 @@ r"""Train, fine-tune, compress and prune classifiers of images: ViT, DeiT, DINOv
 With several processes: `accelerate launch -m collab_heads images ...`.
 """
 
+import os
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
 from collab_heads.base.extras import check_extra
 from collab_heads.command.flags import analyzing, arguments, collaborative, heads, rotating
@@ -54,8 +54,8 @@ def check_folders(args: Namespace) -> None:
     """Raise DataError if a folder of images does not exist."""
     for flag in ("train_dir", "validation_dir", "test_dir"):
         folder = getattr(args, flag)
-        if folder is not None and not Path(folder).is_dir():
-            what = "not a folder" if Path(folder).exists() else "missing"
+        if folder is not None and not os.path.isdir(folder):
+            what = "not a folder" if os.path.exists(folder) else "missing"
             raise DataError(f"--{flag} {folder} is {what}: give a folder with a folder of images for every class")
 
 
