@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from transformers import GenerationConfig, PretrainedConfig
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, GenerationConfig, PretrainedConfig
 
 from collab_heads.base.checks import MAX_SIZE, did_you_mean, is_index
 from collab_heads.base.extras import check_extra
