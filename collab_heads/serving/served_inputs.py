@@ -35,7 +35,7 @@ TOKEN_TYPES = "type_vocab_size"  # of configs: the model has token types, and ta
 
 
 def has_token_types(config: Any) -> bool:
-    """Return True if zeros are the token types that a model takes where none are given; GPT-2 has others."""
+    """Return True if a model takes zeros for token types that are not given; some read them as more tokens."""
     return hasattr(config, TOKEN_TYPES)
 
 
