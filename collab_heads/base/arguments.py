@@ -65,7 +65,7 @@ def checking_arguments(function: Callable[Arguments, Result]) -> Callable[Argume
 
 def is_scalar_array(value: object) -> bool:
     """Return True for a tensor or an array without dimensions: it looks like an iterable, and is none."""
-    return not isinstance(value, Number) and getattr(value, "ndim", None) == 0
+    return isinstance(value, Iterable) and getattr(value, "ndim", None) == 0
 
 
 @functools.cache
