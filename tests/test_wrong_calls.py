@@ -27,7 +27,7 @@ from collab_heads.errors import LONGEST
 from collab_heads.trainer.heads_file import FILE, head_tensors
 from families import FAMILIES
 
-RAW = 3  # calls of all of them that may end in an error of others
+RAW = 3
 LONG = 30.0  # seconds of a call; the slowest takes three
 SITE = "encoder.layer.0.attention.self"
 WRONG: dict[str, Callable[[], Any]] = {

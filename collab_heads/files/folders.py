@@ -67,8 +67,16 @@ def alone_in(folder: str | Path) -> Iterator[None]:
 
 
 def check_new(folder: Path) -> None:
-    """Raise OutputError unless a folder is empty, or is not there."""
-    if folder.exists() and (not folder.is_dir() or contents(folder)):
+    """Raise OutputError unless a folder is empty, or is not there and can be."""
+    try:
+        str(folder).encode()  # else safetensors cannot write there
+        is_current = os.path.realpath(folder) == os.path.realpath(".")
+        is_taken = folder.exists() and (not folder.is_dir() or bool(contents(folder)))
+    except (OSError, ValueError) as error:  # ValueError: a null byte, or no text
+        raise OutputError(f"{str(folder)!r:.200} cannot be a folder: {error!s:.200}: choose another name") from error
+    if is_current:
+        raise OutputError("the folder is the current one, which would be replaced: choose a new folder in it")
+    if is_taken:
         raise OutputError(f"{folder} is not empty: choose a new folder")
 
 

@@ -185,7 +185,11 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         return Seq2SeqLMOutput(**found)
 
     def cache_of(self, outputs: Any) -> DynamicCache:
-        """Return the cache of the decoder's own tokens that a graph returned, without a copy."""
+        """Return the cache of the decoder's own tokens that a graph returned, without a copy.
+
+        Args:
+            outputs: what the graph returned.
+        """
         found = getattr(outputs, self.cache_name)
         within = "self_attention_cache." if self.config.is_encoder_decoder else ""
         cache = DynamicCache()

@@ -321,6 +321,12 @@ def test_what_is_refused(tmp_path):
     (full / "mine.txt").write_text("text")
     with pytest.raises(OutputError, match="is not empty: choose a new folder"):
         export(model, full)
+    for folder in ("", "."):
+        with pytest.raises(OutputError, match="the folder is the current one"):
+            export(model, folder, "transformers")
+    for folder in ("x" * 300, "x\0", "x\udc80"):
+        with pytest.raises(OutputError, match=r"x.* (too long|null byte|surrogates not allowed)"):
+            export(model, tmp_path / folder, "transformers")
     with pytest.raises(ArgumentError, match="unknown target 'onx'"):
         export(model, tmp_path / "new", "onx")
     swap(model, "shared", NARROW["shared"])

@@ -116,7 +116,7 @@ EDITS = {  # what the message says -> an edit
     r"the file of model is '\.\./bad/model\.onnx', expected 'model\.onnx'": edited_in(
         (*MODEL, "file"), "../bad/model.onnx"
     ),
-    r"the file of model is '/tmp/model\.onnx'": edited_in((*MODEL, "file"), "/tmp/model.onnx"),
+    r"the file of model is '/elsewhere/model\.onnx'": edited_in((*MODEL, "file"), "/elsewhere/model.onnx"),
     r"components has unknown entries \['other'\]": edited_in(("components", "other"), {}),
     r"components is \['encoder'\]|encoder has no file": edited_in(("components",), {"encoder": {}}),
     r"metadata of model has unknown entries \['loader'\]": edited_in((*MODEL, "metadata", "loader"), "x"),
