@@ -192,7 +192,7 @@ def generating(
     settings.max_new_tokens, settings.min_new_tokens = 2, 2
     seen = model.generate(**source, generation_config=settings, return_dict_in_generate=True)[CACHE]
     seen = seen.self_attention_cache if model.config.is_encoder_decoder else seen
-    used = [layer for layer in seen.layers if layer.keys is not None]  # T5's has a layer for each of the encoder
+    used = [layer for layer in seen.layers if layer.keys is not None]  # a cache has a layer for each of the encoder
     caches = [(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in used]
     if not model.config.is_encoder_decoder:
         return {SINGLE: stages["decode"]}, caches
