@@ -35,7 +35,7 @@ class Target(ABC):
 
     name: ClassVar[ExportTarget]
     tolerance: ClassVar[float] = 1e-3  # of float32 in another engine; seen: 2e-6 to 1e-5
-    int8_tolerance: ClassVar[float] = 0.5  # seen: up to 0.2; zeros differ by 1, and another model by more
+    int8_tolerance: ClassVar[float] = 0.9  # seen: up to 0.2; zeros differ by 1, and another model by more
     has_int8: ClassVar[bool] = False
 
     def check(self, model: PreTrainedModel, int8: bool) -> None:
