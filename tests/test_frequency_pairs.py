@@ -8,7 +8,6 @@ import operator
 import pytest
 import torch
 from changed_heads import loss
-from model_inputs import batch
 from model_runs import aligned, output, sites
 from model_sizes import EXACT, FP32_NOISE, HEAD_WIDTH, HEADS, LAYERS
 from transformers import StaticCache
