@@ -126,12 +126,13 @@ class Translates(Engine):
 
     def run(self, rows, start=None):
         """Translate the rows greedily; `start` is the first token of a decoder that has none of its own."""
+        length = NEW_TOKENS + (not self.begins)  # with the token that is given
         return self.engine.translate_batch(
             [self.text(row) for row in rows],
             None if self.begins else [start or ["<0>"]] * len(rows),
             beam_size=1,
-            max_decoding_length=NEW_TOKENS,
-            min_decoding_length=NEW_TOKENS,
+            max_decoding_length=length,
+            min_decoding_length=length,
         )
 
 

@@ -188,6 +188,7 @@ BY_DEFAULT = {
     ("qwen3", "a layer gone"),
     ("whisper", "pruned"),
     ("gpt2", "gated"),
+    ("mbart", "stock"),
 }
 CASES = [
     pytest.param(name, change, marks=() if (name, change) in BY_DEFAULT else pytest.mark.slow)
@@ -204,7 +205,7 @@ def test_ctranslate2_gives_what_pytorch_gives(name, change, tmp_path):
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     report = export(model, tmp_path / "out", to="ctranslate2")
     assert report.difference < ENGINE_NOISE
-    assert report.agreeing is None or report.agreeing > 0.8  # a token of a language is forced in some
+    assert report.agreeing is None or report.agreeing == 1 or report.margin < ENGINE_NOISE
     assert report.notes[0].startswith(("the vocabulary", "CTranslate2 runs the")) or change not in (
         "stock",
         "gated",
