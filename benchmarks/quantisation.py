@@ -78,7 +78,7 @@ def measure(budget: float, sentences: int) -> list[dict]:
         folders = {1.0: Path(place) / "original", budget: Path(place) / "compressed"}
         model = task.load()
         model.save_pretrained(folders[1.0])
-        compress(model, task.batches(0, sentences), budget, seed=0)
+        compress(model, task.batches(0, sentences), budget, multiple_of=64, seed=0)
         model.save_pretrained(folders[budget])
         for layers, folder in folders.items():
             for weights, method in methods().items():
