@@ -154,7 +154,7 @@ CALLS = {
     ),
     find_roles: ("head_roles", ["finding roles"]),
     contributions: ("analyze_heads", ["measuring contributions"]),
-    export: ("export", ["writing", "comparing", "timing"]),
+    export: ("export", ["checking", "writing", "comparing", "timing"]),
     trim: ("counting tokens", None),
 }
 
