@@ -35,7 +35,7 @@ class Comparison(NamedTuple):
 
 @dataclass
 class Differences:
-    """What was found so far in comparing an exported model with its original.
+    """The differences of an exported model from its original, in what has been compared so far.
 
     Attributes:
         largest: the largest difference of an output.
