@@ -32,7 +32,7 @@ from collab_heads.errors import (
 )
 from collab_heads.model.open_feed_forward import open_feed_forwards
 from collab_heads.serving.comparison import Comparison
-from collab_heads.serving.export import TARGETS, ExportReport, check_difference
+from collab_heads.serving.export import ROUNDINGS, TARGETS, ExportReport, check_difference
 from families import FAMILIES
 
 pytest.importorskip("transformers.exporters.runners", reason="exports of graphs need transformers 5.23")
@@ -624,7 +624,8 @@ def test_stock_checkpoints_of_other_types(dtype, tmp_path):
     model = FAMILIES["bert"].build().base_model.to(dtype)
     norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
     for number in range(2):
-        assert export(model, tmp_path / str(number), "transformers").difference <= ENGINE_NOISE
+        noise = max(ENGINE_NOISE, ROUNDINGS * torch.finfo(dtype).eps)  # loaded weights lie at other addresses
+        assert export(model, tmp_path / str(number), "transformers").difference <= noise
         for norm in norms if dtype == torch.bfloat16 else ():
             norm.float()  # mixed
 
