@@ -27,7 +27,7 @@ def measured_anew():
 
 
 def loss(width, kind):
-    """How far four bits move a matrix of normal numbers."""
+    """Return how far four bits move a matrix of normal numbers."""
     weight = torch.randn(64, width, generator=torch.Generator().manual_seed(0))
     packed = bitsandbytes.functional.quantize_4bit(weight, quant_type=kind)
     return float((bitsandbytes.functional.dequantize_4bit(*packed) - weight).norm() / weight.norm())

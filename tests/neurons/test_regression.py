@@ -133,7 +133,7 @@ def test_a_projection_is_solved_as_with_the_inverse():
 
 @pytest.mark.parametrize("name, has_bias", [("bert", True), ("t5", False)])
 def test_a_block_is_regressed_around_its_mean_only_if_a_bias_can_make_up_for_it(name, has_bias, monkeypatch):
-    """What neurons put out is far from centred; expected is a least squares fit by torch."""
+    """Outputs of neurons are far from centred; the expected values are a least squares fit by torch."""
     monkeypatch.setattr(regression, "DOUBT", 0.0)
     monkeypatch.setattr(reconstruction, "RIDGE", 1e-12)
     block, generator = first_block(FAMILIES[name].build()), torch.Generator().manual_seed(0)

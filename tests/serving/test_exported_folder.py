@@ -1,4 +1,4 @@
-"""What a folder holds is checked before it is used: types, files, shapes, and each bit."""
+"""The content of a folder is checked before it is used: types, files, shapes, and each bit."""
 
 import json
 import random

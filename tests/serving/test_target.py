@@ -22,7 +22,7 @@ from families import FAMILIES
 
 
 def state():
-    """What belongs to the process, by name."""
+    """Return the state of the process, by name."""
     return {
         "threads of torch": torch.get_num_threads(),
         "default dtype": torch.get_default_dtype(),

@@ -41,7 +41,7 @@ def chatting():
 
 
 def chats(tokenizer, **more):
-    """What a tokenizer makes of conversations of each form."""
+    """Return the tokens of conversations of each form."""
     talks = [
         [{"role": "user", "content": FEW[0]}],
         [{"role": "system", "content": FEW[1]}, {"role": "user", "content": FEW[0]}],

@@ -1,4 +1,4 @@
-"""What a trimmed model keeps beside its rows: two sets of ids, frozen weights, the loss, scores, padding."""
+"""A trimmed model keeps more than its rows: two sets of ids, frozen weights, the loss, scores, padding."""
 
 import copy
 import json
