@@ -190,7 +190,6 @@ def estimates(rows: list[dict], measured: dict[str, float]) -> list[dict]:
                     "groups": len(groups),
                     "compress_gb": (model + working) / GIGA,
                     "compress_share": (model + working) / model,
-                    "offloaded_gb": (changing + working) / GIGA,
                     "passes": count,
                     "operations": operations / 1e15,
                     "pass_hours": operations / measured["product"] / 3600,

@@ -2,10 +2,7 @@
 
 import torch
 from model_sizes import END, VOCABULARY
-
-import collab_heads
-from collab_heads.model.open_feed_forward import open_feed_forwards
-from collab_heads.model.open_site import open_sites
+from opening import layers_of
 
 ATTENTION = ("heads", "query_key", "values")  # parts
 
@@ -27,9 +24,9 @@ def batches_of(family, count=3, seed=0):
 
 
 def first_site(model):
-    return open_sites(model, collab_heads.get_adapter(model))[0]
+    return layers_of(model).with_heads[0]
 
 
 def first_block(model):
     """The first feed-forward block."""
-    return open_feed_forwards(model, collab_heads.get_adapter(model))[0]
+    return layers_of(model).feed_forwards[0]

@@ -4,17 +4,14 @@ from collections import defaultdict
 
 import torch
 from model_runs import set_backend
+from opening import layers_of
 from torch.utils.flop_counter import FlopCounterMode
-
-import collab_heads
-from collab_heads.model.open_feed_forward import open_feed_forwards
-from collab_heads.model.open_site import open_sites
 
 
 def attention_operations(model, batches):
     """path -> multiplications in attention and its output projection."""
     modules = {}
-    for site in open_sites(model, collab_heads.get_adapter(model)):
+    for site in layers_of(model).with_heads:
         is_inside = any(module is site.output for module in site.module.modules())
         modules[site.path] = (site.module,) if is_inside else site.modules
     return operations_in(model, batches, modules)
@@ -22,7 +19,7 @@ def attention_operations(model, batches):
 
 def feed_forward_operations(model, batches):
     """path -> multiplications in feed-forward blocks."""
-    blocks = open_feed_forwards(model, collab_heads.get_adapter(model))
+    blocks = layers_of(model).feed_forwards
     return operations_in(model, batches, {block.path: block.modules for block in blocks})
 
 

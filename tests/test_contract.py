@@ -17,12 +17,12 @@ import transformers
 from model_inputs import batch, cast, cross_batch, repadded
 from model_runs import aligned, attention_maps, main_output, output, pickled, set_backend, sites, swap
 from model_sizes import EXACT, EXACT64, FP32_NOISE, HEAD_WIDTH, HEADS, KINDS, NARROW
+from opening import layers_of
 from transformers import AutoConfig
 
 import collab_heads
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.layers.shared_query_key import ALIGNMENT
-from collab_heads.model.open_site import open_sites
 from families import FAMILIES, each, is_sibling, make
 
 TESTS = Path(__file__).parent
@@ -40,7 +40,7 @@ of_every_pair = pytest.mark.parametrize(
 
 
 def every_site(model):
-    return open_sites(model, collab_heads.get_adapter(model))
+    return layers_of(model).with_heads
 
 
 def site_outputs(model, inputs):

@@ -9,13 +9,13 @@ from model_configs import gpt2_config
 from model_inputs import cast, cross_batch, lone_batch
 from model_runs import output, set_backend, sites, swap
 from model_sizes import EXACT64, FP32_NOISE, HEAD_WIDTH, HEADS, KINDS, NARROW, WIDTH
+from opening import layers_of
 from test_continuation_contract import generate
 from torch import nn
 from transformers import AutoModelForCausalLM, GPT2ForSequenceClassification, GPT2LMHeadModel
 from transformers.pytorch_utils import Conv1D
 from unchanged import assert_unchanged, refused, snapshot
 
-import collab_heads
 from collab_heads import (
     collaborative_config,
     compress,
@@ -31,7 +31,6 @@ from collab_heads.errors import SwapError
 from collab_heads.layers.fused import FusedPart
 from collab_heads.layers.output import ConstantOutput
 from collab_heads.model.batches import token_masks
-from collab_heads.model.open_site import open_sites
 from families import FAMILIES, make
 
 CROSS, ALONE = FAMILIES["gpt2-decoder"], FAMILIES["gpt2"]
@@ -41,7 +40,7 @@ BF16 = 0.03  # relative, of bfloat16 logits after another basis of the values; s
 
 
 def opened(model):
-    return {site.path: site for site in open_sites(model, collab_heads.get_adapter(model))}
+    return {site.path: site for site in layers_of(model).with_heads}
 
 
 def test_reading_leaves_a_stock_model_stock():

@@ -10,6 +10,7 @@ from changed_heads import loss
 from compressing import batches_of, first_block
 from model_inputs import cast
 from model_runs import aligned, output, pickled
+from opening import layers_of
 from transformers import AutoConfig, AutoModel
 
 import collab_heads
@@ -18,7 +19,6 @@ from collab_heads.layers.layout import weight_of
 from collab_heads.layers.removed import EmptyProjection
 from collab_heads.model.apply_state import keep_neurons
 from collab_heads.model.batches import run_batches, sides
-from collab_heads.model.open_feed_forward import open_feed_forwards
 from collab_heads.sites.record import FIELD, CollabConfig
 from families import FAMILIES, each
 
@@ -33,7 +33,7 @@ with_empty_blocks = pytest.mark.parametrize("empty", (False, True), ids=("some-l
 
 
 def blocks_of(model):
-    return open_feed_forwards(model, get_adapter(model))
+    return layers_of(model).feed_forwards
 
 
 def kept_of(block, empty):

@@ -13,6 +13,7 @@ from changed_heads import change_heads, loss, mix, output_projections, projected
 from model_inputs import cast
 from model_runs import aligned, output, set_backend, sites, swap
 from model_sizes import EXACT, EXACT64, HEAD_WIDTH, HEADS, NARROW, NARROW_VALUES, WITH_VALUES
+from opening import layers_of
 from test_head_contract import assert_pruned_equals_gated, assert_same_state
 from unchanged import refused
 
@@ -23,7 +24,6 @@ from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.layers.layout import weight_of, widths
 from collab_heads.layers.query_key import is_swapped
-from collab_heads.model.open_site import open_sites
 from collab_heads.sites.record import CollabConfig
 from families import FAMILIES, LAYOUTS, cannot_share
 
@@ -163,7 +163,7 @@ def test_what_changes(name, kind):
     report = swap(model, kind, NARROW[kind])
     assert len(report.sites) == family.num_sites
     changed, before = set(), stock.state_dict()
-    for site, reported in zip(open_sites(model, get_adapter(model)), report.sites, strict=True):
+    for site, reported in zip(layers_of(model).with_heads, report.sites, strict=True):
         of_keys = site.site.num_key_heads / HEADS
         assert site.value.weight.shape[0] == site.value.out_features == NARROW_VALUES * of_keys
         assert weight_of(site.output).shape[1] == widths(site.output)[0] == NARROW_VALUES
@@ -210,7 +210,7 @@ def test_gradients(name, kind):
     model = FAMILIES[name].build().train()
     swap(model, kind, NARROW[kind])
     loss(model, FAMILIES[name].inputs()).backward()
-    for site in open_sites(model, get_adapter(model)):
+    for site in layers_of(model).with_heads:
         for parameter in (site.value.weight, site.output.weight, *site.query_key.parameters()):
             assert parameter.requires_grad and parameter.grad.abs().sum() > 0
     contract.test_gradient_checkpointing(FAMILIES[name], kind) if model.supports_gradient_checkpointing else None
@@ -221,7 +221,7 @@ def test_pruned_equals_gated(name, kind):
     """Removing closed heads of a narrowed model changes nothing; alphas, too."""
     empty, alphas = kind != "stock+values", name in ("bert", "t5")
     model = assert_pruned_equals_gated(FAMILIES[name], kind, empty=empty, alphas=alphas)
-    for site in open_sites(model, get_adapter(model)):
+    for site in layers_of(model).with_heads:
         assert site.dim_value == site.site.num_key_heads * PER_HEAD
 
 

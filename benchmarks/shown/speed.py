@@ -73,7 +73,7 @@ plain(
         "compress, GB": ("compress_gb", ",.0f"),
         "of the model": ("compress_share", ".2f"),
     }
-    | {"compress, offloaded, GB": ("offloaded_gb", ",.0f"), "distill, GB": ("distill_gb", ",.0f")}
+    | {"distill, GB": ("distill_gb", ",.0f")}
     | {"train, GB": ("train_gb", ",.0f"), "train, GB of each of 8": ("shard_gb", ",.0f")},
     rows="sizes",
 )

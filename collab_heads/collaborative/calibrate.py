@@ -13,8 +13,7 @@ from collab_heads.collaborative.input_moments import InputMoments, listening, li
 from collab_heads.layers.layout import widths
 from collab_heads.model.attention_calls import Call, recording_calls
 from collab_heads.model.batches import check_batches, num_rows, run_batches
-from collab_heads.model.open_feed_forward import OpenLayerSite
-from collab_heads.model.open_site import OpenSite
+from collab_heads.model.open_layers import OpenLayerSite, OpenSite
 from collab_heads.model.portions import portions
 
 

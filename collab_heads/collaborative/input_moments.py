@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from collab_heads.base.numerics import float64
 from collab_heads.errors import CalibrationError, NonFiniteError
 from collab_heads.model.batches import sides
-from collab_heads.model.open_feed_forward import OpenLayerSite
-from collab_heads.model.open_site import OpenSite
+from collab_heads.model.open_layers import OpenLayerSite, OpenSite
 
 SIDES = ("query", "key")
 

@@ -4,14 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from transformers import PreTrainedModel
-
 from collab_heads.collaborative.kinds import FITS
 from collab_heads.collaborative.widths import Width, resolve_width, rounded_up, widths_asked
-from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError
-from collab_heads.model.open_site import OpenSite, open_sites
-from collab_heads.sites.record import CollabConfig
+from collab_heads.model.open_layers import OpenLayers, OpenSite
 from collab_heads.sites.site import AttentionWeights, select_sites
 from collab_heads.sites.state import MixingInit, QueryKeyKind, QueryKeyState, ValueState
 
@@ -89,8 +85,7 @@ class SitesToChange(NamedTuple):
 
 
 def choose_sites(
-    model: PreTrainedModel,
-    adapter: AttentionAdapter,
+    layers: OpenLayers,
     sites: str | Iterable[str] | None,
     asked: Width | Mapping[str, Width],
     asked_value: Width | Mapping[str, Width],
@@ -102,8 +97,7 @@ def choose_sites(
     that holds these weights unchanged, since stock attention supports only one width.
 
     Args:
-        model: the model.
-        adapter: its adapter.
+        layers: the layers of the model.
         sites: roles or paths; None for all.
         asked: requested widths of query/key projections.
         asked_value: requested widths of values; None for no site.
@@ -113,16 +107,16 @@ def choose_sites(
         ArgumentError: if a role or a path does not exist, a width is requested for a site that `sites` leaves out, or
             no width is requested at all.
     """
-    values = [] if asked_value is None else sites_to_swap(model, adapter, sites, asked_value, "dim_value")
+    values = [] if asked_value is None else sites_to_swap(layers, sites, asked_value, "dim_value")
     narrowed: list[tuple[OpenSite, Width]] = [(site, width) for site, width in values if width is not None]
     widths: dict[str, tuple[Width, QueryKeyKind]]
-    widths = {site.path: (None, adapter.exact_kind) for site, _ in narrowed if not site.is_swapped}
+    widths = {site.path: (None, layers.adapter.exact_kind) for site, _ in narrowed if not site.is_swapped}
     if asked is not None or asked_value is None:
-        widths |= {site.path: (width, kind) for site, width in sites_to_swap(model, adapter, sites, asked)}
+        widths |= {site.path: (width, kind) for site, width in sites_to_swap(layers, sites, asked)}
     if not widths and not narrowed:
         raise ArgumentError("dim_value names no width: leave it out, or say how wide values are to be")
-    swapped = [site for site in adapter.sites_with_heads(model) if site.path in widths]
-    return SitesToChange([(site, *widths[site.path]) for site in open_sites(model, adapter, swapped)], narrowed)
+    swapped = [(site, *widths[site.path]) for site in layers.with_heads if site.path in widths]
+    return SitesToChange(swapped, narrowed)
 
 
 def plan_values(site: OpenSite, asked: Width) -> ValuePlan:
@@ -132,14 +126,13 @@ def plan_values(site: OpenSite, asked: Width) -> ValuePlan:
         ArgumentError: if the width is out of range.
     """
     dim_asked, width = resolve_width(asked, site.site, site.dim_value, "dim_value"), site.value_width
-    state = CollabConfig.on(site.model).site(site.site).values
+    state = site.state.values
     dim = rounded_up(dim_asked, site.site.num_key_heads, width)
     return ValuePlan(site, dim_asked, dim, width if state is None else state.dim_head)
 
 
 def sites_to_swap(
-    model: PreTrainedModel,
-    adapter: AttentionAdapter,
+    layers: OpenLayers,
     sites: str | Iterable[str] | None,
     asked: Width | Mapping[str, Width],
     argument: str = "dim_shared_query_key",
@@ -149,10 +142,9 @@ def sites_to_swap(
     Raises:
         ArgumentError: if a role or a path does not exist, or a width is requested for a site that `sites` leaves out.
     """
-    available = adapter.sites_with_heads(model)
+    available = [site.site for site in layers.with_heads]
     widths = widths_asked(available, select_sites(available, sites), asked, argument)
-    chosen = [site for site in available if site.path in widths]
-    return [(site, widths[site.path]) for site in open_sites(model, adapter, chosen)]
+    return [(site, widths[site.path]) for site in layers.with_heads if site.path in widths]
 
 
 def plan_site(site: OpenSite, asked: Width, kind: QueryKeyKind, mixing_init: MixingInit = "concatenate") -> SitePlan:

@@ -18,7 +18,7 @@ from collab_heads.collaborative.values import NarrowValues, head_moments, narrow
 from collab_heads.layers.output import gates_of
 from collab_heads.layers.query_key import QueryKey
 from collab_heads.layers.values import ValueWeights, read_values
-from collab_heads.model.open_site import OpenSite
+from collab_heads.model.open_layers import OpenSite
 from collab_heads.model.site_size import Geometry, size_of
 from collab_heads.sites.state import ValueState
 

@@ -13,17 +13,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from collab_heads.base.checks import check_choice
-from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import UnsupportedModelError
 from collab_heads.layers.query_key import QueryKey
-from collab_heads.model.offloading import opening_attention
-from collab_heads.model.open_site import OpenSite, open_sites
+from collab_heads.model.open_layers import OpenLayers, OpenSite
+from collab_heads.model.opened import opened
 
 Term = Literal["content", "context"]
 TERMS: tuple[Term, ...] = get_args(Term)
 
 
-@opening_attention
 @torch.no_grad()
 def restrict_scores(model: PreTrainedModel, terms: Term) -> int:
     """Keep one term of the score of every site, in place; set the parameters of the other to zero and freeze them.
@@ -41,16 +39,17 @@ def restrict_scores(model: PreTrainedModel, terms: Term) -> int:
         ArgumentError: if `terms` is neither.
         UnsupportedModelError: if "content" is requested for a model without query biases.
     """
-    parameters = check_terms(model, terms)
-    for context, content in parameters:
-        dropped = context if terms == "content" else content
-        if dropped is not None:
-            dropped.requires_grad_(False)
-            dropped.zero_()
-    return len(parameters)
+    with opened(model) as layers:
+        parameters = check_terms(layers, terms)
+        for context, content in parameters:
+            dropped = context if terms == "content" else content
+            if dropped is not None:
+                dropped.requires_grad_(False)
+                dropped.zero_()
+        return len(parameters)
 
 
-def check_terms(model: PreTrainedModel, terms: Term) -> list[tuple[Tensor, Tensor | None]]:
+def check_terms(layers: OpenLayers, terms: Term) -> list[tuple[Tensor, Tensor | None]]:
     """Check that the scores can be restricted, and change nothing; arguments and errors are those of `restrict_scores`.
 
     Returns:
@@ -58,7 +57,7 @@ def check_terms(model: PreTrainedModel, terms: Term) -> list[tuple[Tensor, Tenso
     """
     check_choice("terms", terms, TERMS)
     parameters = []
-    for site in open_sites(model, get_adapter(model)):
+    for site in layers.with_heads:
         context, content = term_parameters(site)
         if terms == "content" and content is None:
             raise UnsupportedModelError(

@@ -13,6 +13,7 @@ from collab_heads.collaborative.plan import choose_sites, plan_site, plan_values
 from collab_heads.collaborative.widths import Width
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, SwapError
+from collab_heads.model.open_layers import OpenLayers
 from collab_heads.sites.record import FIELD, CollabConfig
 from collab_heads.sites.state import MIXING_INITS, MixingInit, QueryKeyKind, SiteState
 
@@ -67,7 +68,7 @@ def collaborative_config(
     only_values = dim_value is not None and dim_shared_query_key is None
     adapter = get_adapter(model, capability="values" if only_values else FITS[kind].capability)
     kind = kind_for(adapter, kind)
-    swapped, narrowed = choose_sites(model, adapter, sites, dim_shared_query_key, dim_value, kind)
+    swapped, narrowed = choose_sites(OpenLayers.of(model, adapter), sites, dim_shared_query_key, dim_value, kind)
     values = {site.path: plan_values(site, asked).state for site, asked in narrowed}
     for site, asked, kind in swapped:
         state = plan_site(site, asked, kind, mixing_init).state()

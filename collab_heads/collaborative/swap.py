@@ -22,13 +22,12 @@ from collab_heads.collaborative.report import SwapReport
 from collab_heads.collaborative.solvers import Method
 from collab_heads.collaborative.widths import Width
 from collab_heads.contract.adapter import AttentionAdapter
-from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.model.apply_state import SiteWeights, apply_state
 from collab_heads.model.batches import NoticingFew
-from collab_heads.model.offloading import changing_attention
-from collab_heads.model.refusals import check_swappable, check_values, check_wrapper
-from collab_heads.sites.record import CollabConfig
+from collab_heads.model.open_layers import OpenLayers
+from collab_heads.model.opened import opened
+from collab_heads.model.refusals import check_swappable, check_values
 from collab_heads.sites.state import QueryKeyKind
 
 PHASES = ("calibrating", 2), ("measuring widths", 1), ("decomposing", 7)
@@ -36,7 +35,6 @@ PHASES = ("calibrating", 2), ("measuring widths", 1), ("decomposing", 7)
 
 @checking_arguments
 @torch.inference_mode(False)  # new parameters are to be trained, in the refinement and after
-@changing_attention
 @one_bar("swap_to_collaborative", PHASES)
 def swap_to_collaborative(
     model: PreTrainedModel,
@@ -120,36 +118,12 @@ def swap_to_collaborative(
     options = FitOptions(method, tol, refine_steps, seed)
     if allocation == "balanced" and batches is None:
         raise ArgumentError("allocation='balanced' measures output errors: pass batches")
-    check_wrapper(model)
     only_values = dim_value is not None and dim_shared_query_key is None
-    adapter = get_adapter(model, adapter, "values" if only_values else FITS[kind].capability)
-    kind = kind_for(adapter, kind)
-    plans, value_plans = plan_change(model, adapter, sites, dim_shared_query_key, dim_value, kind)
-    before, calibrated = model.num_parameters(), None
-    if batches is not None:
-        needs_calls = refine_steps > 0 or allocation == "balanced" or FITS[kind].needs_calls
-        recorded = [plan.site for plan in plans if needs_calls and not plan.is_exact]
-        narrowed = [plan.site for plan in value_plans]
-        seen = NoticingFew(batches)
-        calibrated = CalibratedSites(model, [plan.site for plan in plans], recorded, narrowed, seen)
-    with few_threads(max([plan.dim for plan in plans] + [plan.site.dim_value for plan in value_plans])):
-        if allocation == "balanced" and calibrated is not None:
-            plans = balance_widths(plans, lambda path: calibrated.of(path).query_key[path])
-        by_path = {plan.site.path: plan for plan in plans}
-        values_by_path = {plan.site.path: plan for plan in value_plans}
-        changed = {plan.site.path: plan.site for plan in plans} | {plan.site.path: plan.site for plan in value_plans}
-        in_order = [changed[site.path] for site in adapter.sites(model) if site.path in changed]
-        replacements = [
-            make_replacement(
-                site,
-                by_path.get(site.path),
-                values_by_path.get(site.path),
-                None if calibrated is None else calibrated.of(site.path),
-                options,
-            )
-            for site in progress_bar(in_order, desc="decomposing")
-        ]
-    put_in_place(model, replacements)
+    with opened(model, adapter, "values" if only_values else FITS[kind].capability, changes=True) as layers:
+        before = model.num_parameters()
+        plans, value_plans = plan_change(layers, sites, dim_shared_query_key, dim_value, kind)
+        replacements = fitted(layers, plans, value_plans, batches, allocation, options)
+        put_in_place(layers, replacements)
     return SwapReport(
         sites=tuple(replacement.report for replacement in replacements),
         calibrated=batches is not None,
@@ -159,35 +133,66 @@ def swap_to_collaborative(
     )
 
 
+def fitted(
+    layers: OpenLayers,
+    plans: list[SitePlan],
+    value_plans: list[ValuePlan],
+    batches: Iterable[Mapping] | None,
+    allocation: Allocation,
+    options: FitOptions,
+) -> list[Replacement]:
+    """Fit what is planned for the sites of a model, which is unchanged afterwards, in model order."""
+    calibrated = None
+    if batches is not None:
+        needs_calls = options.refine_steps > 0 or allocation == "balanced"
+        needs_calls |= any(FITS[plan.kind].needs_calls for plan in plans)
+        recorded = [plan.site for plan in plans if needs_calls and not plan.is_exact]
+        narrowed = [plan.site for plan in value_plans]
+        seen = NoticingFew(batches)
+        calibrated = CalibratedSites(layers.model, [plan.site for plan in plans], recorded, narrowed, seen)
+    with few_threads(max([plan.dim for plan in plans] + [plan.site.dim_value for plan in value_plans])):
+        if allocation == "balanced" and calibrated is not None:
+            plans = balance_widths(plans, lambda path: calibrated.of(path).query_key[path])
+        by_path = {plan.site.path: plan for plan in plans}
+        values_by_path = {plan.site.path: plan for plan in value_plans}
+        changing = [site for site in layers.attention if site.path in by_path or site.path in values_by_path]
+        return [
+            make_replacement(
+                site,
+                by_path.get(site.path),
+                values_by_path.get(site.path),
+                None if calibrated is None else calibrated.of(site.path),
+                options,
+            )
+            for site in progress_bar(changing, desc="decomposing")
+        ]
+
+
 def plan_change(
-    model: PreTrainedModel,
-    adapter: AttentionAdapter,
+    layers: OpenLayers,
     sites: str | Iterable[str] | None,
     asked: Width | Mapping[str, Width],
     asked_value: Width | Mapping[str, Width],
     kind: QueryKeyKind,
 ) -> tuple[list[SitePlan], list[ValuePlan]]:
     """Check that the named sites can be changed, and plan it; errors are those of `swap_to_collaborative`."""
-    if not adapter.sites_with_heads(model):
+    if not layers.with_heads:
         raise SwapError("the model has no heads left: there is nothing to swap")
-    swapped, narrowed = choose_sites(model, adapter, sites, asked, asked_value, kind)
-    check_swappable(model, adapter, [site for site, *_ in swapped])
+    swapped, narrowed = choose_sites(layers, sites, asked, asked_value, kind_for(layers.adapter, kind))
+    check_swappable(layers, [site for site, *_ in swapped])
     if narrowed:
-        check_values(model, adapter, [site for site, _ in narrowed])
+        check_values(layers, [site for site, _ in narrowed])
     return [plan_site(*each) for each in swapped], [plan_values(*each) for each in narrowed]
 
 
-def put_in_place(model: PreTrainedModel, replacements: Sequence[Replacement]) -> None:
+def put_in_place(layers: OpenLayers, replacements: Sequence[Replacement]) -> None:
     """Install all replacements in the model, which is unchanged until here. Nothing can fail from here on."""
-    config, states = CollabConfig.on(model), {}
+    states = {}
     for replacement in replacements:
-        state = dataclasses.replace(config.site(replacement.site.site), query_key=replacement.query_key.state)
+        state = dataclasses.replace(replacement.site.state, query_key=replacement.query_key.state)
         if replacement.value_state is not None:
             state = dataclasses.replace(state, values=replacement.value_state)
-        states[replacement.site.path] = state
-    record = config.with_sites(states)
-    for replacement in replacements:
         values = None if replacement.values is None else replacement.values.weights
-        weights = SiteWeights(query_key=replacement.query_key, values=values)
-        apply_state(replacement.site, states[replacement.site.path], weights)
-    record.write(model)
+        apply_state(replacement.site, state, SiteWeights(query_key=replacement.query_key, values=values))
+        states[replacement.site.path] = state
+    layers.write(states)

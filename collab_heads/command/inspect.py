@@ -19,11 +19,10 @@ from collab_heads.errors import DataError, NonFiniteError
 from collab_heads.layers.gates import HeadGates
 from collab_heads.layers.output import gates_of
 from collab_heads.model.loading import explaining, load_or_explain
-from collab_heads.model.open_feed_forward import OpenFeedForward, open_feed_forwards
-from collab_heads.model.open_site import OpenSite, open_sites
+from collab_heads.model.open_layers import OpenFeedForward, OpenLayers, OpenSite
 from collab_heads.model.site_size import FeedForwardGeometry, site_size, size_of
 from collab_heads.model.ties import check_stored
-from collab_heads.sites.record import CollabConfig, trimmed_vocabulary
+from collab_heads.sites.record import trimmed_vocabulary
 
 
 def run(args: Namespace) -> ModelFacts | FamilyFacts | FamilyList:
@@ -66,9 +65,9 @@ def facts_of_model(name: str, config: PretrainedConfig) -> ModelFacts:
     with explaining(named.__name__, name):
         model = empty_model(config, named)
     adapter = adapter.variant(model.config)
-    gates = stored_gates(model, Path(name))
-    sites = [facts_of_site(site, gates) for site in open_sites(model, adapter, adapter.sites(model))]
-    blocks = tuple(map(facts_of_block, open_feed_forwards(model, adapter)))
+    gates, layers = stored_gates(model, Path(name)), OpenLayers.of(model, adapter)
+    sites = [facts_of_site(site, gates) for site in layers.attention]
+    blocks = tuple(map(facts_of_block, layers.feed_forwards))
     return ModelFacts(
         name,
         type(model).__name__,
@@ -87,8 +86,7 @@ def empty_model(config: PretrainedConfig, named: Any) -> PreTrainedModel:
 
 
 def facts_of_site(site: OpenSite, gates: Mapping[str, Tensor]) -> SiteFacts:
-    state = CollabConfig.on(site.model).site(site.site)
-    size, empty = site_size(site), not site.num_heads
+    state, size, empty = site.state, site_size(site), not site.num_heads
     return SiteFacts(
         site.path,
         site.role,
@@ -109,7 +107,7 @@ def facts_of_site(site: OpenSite, gates: Mapping[str, Tensor]) -> SiteFacts:
 
 
 def facts_of_block(block: OpenFeedForward) -> BlockFacts:
-    state, size = CollabConfig.on(block.model).site(block.site), size_of(FeedForwardGeometry.of(block))
+    state, size = block.state, size_of(FeedForwardGeometry.of(block))
     return BlockFacts(
         block.path, block.role, block.site.layer, block.num_neurons, state.num_neurons, parameters=size.parameters
     )

@@ -1,11 +1,10 @@
 """compress: plan, fit, refine and install smaller layers, within a budget or an error."""
 
 import dataclasses
-import inspect
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -14,16 +13,16 @@ from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import is_number
 from collab_heads.base.option_values import SITE_PARTS, ModelShape, SitePart
 from collab_heads.base.progress import one_bar, progress_bar
-from collab_heads.collaborative.fit import FitOptions
 from collab_heads.compression.latency import Latencies
 from collab_heads.compression.measures import COUNTED, Measure, operations
-from collab_heads.compression.parts.part import Fit
+from collab_heads.compression.options import PlanOptions
+from collab_heads.compression.parts.part import Fit, install
 from collab_heads.compression.parts.shape import UNCHANGED
-from collab_heads.compression.parts.table import install, parts_of, resized
-from collab_heads.compression.plan import Choices, CompressionPlan, check_budget, plan
+from collab_heads.compression.parts.table import parts_of, resized
+from collab_heads.compression.plan import Choices, CompressionPlan, check_budget, planned
 from collab_heads.compression.report import CompressedSite, CompressReport, Cost
 from collab_heads.errors import ArgumentError
-from collab_heads.model.offloading import changing_layers
+from collab_heads.model.opened import opened
 from collab_heads.model.site_size import size_of
 from collab_heads.sites.state import QueryKeyKind
 
@@ -33,7 +32,6 @@ NEAR = 0.95  # of the error that was asked for
 
 @checking_arguments
 @torch.inference_mode(False)  # new parameters are to be trained, in the refinement and after
-@changing_layers
 def compress(
     model: PreTrainedModel,
     batches: Iterable[Mapping] | CompressionPlan,
@@ -113,43 +111,50 @@ def compress(
     if max_error is not None and not (is_number(max_error) and max_error > 0):
         raise ArgumentError(f"max_error {max_error!r} must be a number above 0: the error that the output may have")
     share = check_budget(0.5 if budget is None else budget)
-    FitOptions(refine_steps=refine_steps, seed=seed)  # refused before anything is measured
-    options: dict[str, Any] = {"of": of, "sites": sites, "parts": parts, "kind": kind, "shape": shape}
-    options |= {"multiple_of": multiple_of, "refine_steps": refine_steps, "seed": seed}
+    options = PlanOptions(of, sites, parts, kind, shape, multiple_of, refine_steps, seed)
     if isinstance(batches, CompressionPlan):
-        batches.check_model(model)
-        defaults = inspect.signature(plan).parameters
-        if own := [name for name, value in options.items() if value != defaults[name].default]:
+        if own := options.changed():
             raise ArgumentError(f"{', '.join(own)}: a plan has its own; give what is to count to plan()")
         of = batches.of
     phases = ("plan", 10), ("fitting", 4 if max_error is None else 12), ("timing what was chosen", 3 * (of == "time"))
-    with one_bar("compress", phases):
-        made = batches if isinstance(batches, CompressionPlan) else plan(model, batches, **options)
+    with opened(model, changes=True, of="layers") as layers, one_bar("compress", phases):
+        if isinstance(batches, CompressionPlan):
+            batches.check_model(layers)
+            made, planning = batches, batches.seconds
+        else:
+            made, planning = planned(layers, batches, options), 0.0
         chosen = smallest(made, max_error) if max_error is not None else FittedChoice.of(made, made.choose(share))
-        choices, spent = chosen.choices, costs(made, chosen.choices)
+        report = report_of(made, chosen, None if max_error is not None else share, max_error)
+        # Nothing has changed up to here; nothing can fail from here on.
+        install(layers, chosen.fitted)
+    return dataclasses.replace(
+        report,
+        model_parameters_after=model.num_parameters(),
+        model_bytes_after=num_bytes(model),
+        seconds=planning + time.perf_counter() - started,
+    )
+
+
+def report_of(
+    made: CompressionPlan, chosen: "FittedChoice", budget: float | None, max_error: float | None
+) -> CompressReport:
+    """Return the report of what was chosen, before it is installed."""
+    model, choices = made.measured.model, chosen.choices
     parameters, size = model.num_parameters(), num_bytes(model)
-    report = CompressReport(
+    return CompressReport(
         sites=tuple(site_report(made, path, choices) for path in choices),
         of=made.of,
-        budget=share if max_error is None else None,
+        budget=budget,
         max_error=max_error,
         predicted_error=made.predicted(choices),
         measured_error=chosen.error,
-        costs=spent,
+        costs=costs(made, choices),
         model_parameters_before=parameters,
         model_parameters_after=parameters,
         model_bytes_before=size,
         model_bytes_after=size,
         operations_share=operations_share(made, choices),
         seconds=0.0,
-    )
-    # Nothing has changed up to here; nothing can fail from here on.
-    install(model, made.measured.adapter, chosen.fitted)
-    parameters, seconds = model.num_parameters(), time.perf_counter() - started
-    if made is batches:
-        seconds += made.seconds
-    return dataclasses.replace(
-        report, model_parameters_after=parameters, model_bytes_after=num_bytes(model), seconds=seconds
     )
 
 

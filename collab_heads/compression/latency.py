@@ -18,9 +18,7 @@ from collab_heads.compression.parts.shape import UNCHANGED, Choice, Shape
 from collab_heads.compression.parts.table import parts_of, resized
 from collab_heads.model.apply_state import undone
 from collab_heads.model.batches import evaluating, run_batches
-from collab_heads.model.open_feed_forward import OpenFeedForward, OpenLayerSite, reopened
-from collab_heads.model.open_site import OpenSite
-from collab_heads.sites.record import CollabConfig
+from collab_heads.model.open_layers import OpenFeedForward, OpenLayers, OpenLayerSite, OpenSite
 
 KNOTS = 4  # sizes of each part that are timed, or one more; times in between are interpolated
 TURNS, TURNS_AGAIN = 3, 10  # for a table; and for the chosen sizes beside the original ones
@@ -31,20 +29,18 @@ class Latencies:
     """The times of sites by their sizes: one table per shape and role, measured at construction.
 
     Args:
-        model: the model, which is not changed.
-        sites: the sites that may change.
+        layers: the layers of the model, which is not changed.
+        sites: those that may change.
         shapes: path -> shape of the site.
         batch: input as the model takes it, of the size that matters to the user.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, sites: Sequence[OpenLayerSite], shapes: Mapping[str, Shape], batch: Mapping
-    ):
-        self.model, self.sites, self.batch = model, sites, batch
+    def __init__(self, layers: OpenLayers, sites: Sequence[OpenLayerSite], shapes: Mapping[str, Shape], batch: Mapping):
+        self.layers, self.sites, self.batch = layers, sites, batch
         self.tables: dict[tuple[Shape, str], Table] = {}
         different = {(shapes[site.path], site.role): site for site in sites}
         for (shape, role), site in progress_bar(different.items(), desc="timing sites"):
-            self.tables[shape, role] = time_site(model, site, shape, batch)
+            self.tables[shape, role] = time_site(layers, site, shape, batch)
 
     def __call__(self, use: SiteUse, choice: Choice) -> float:
         """Return the seconds that a site takes in one forward pass."""
@@ -69,7 +65,7 @@ class Latencies:
             key = use.shape, use.role, choice
             if key not in timed:
                 pair = [UNCHANGED, choice] if choice != UNCHANGED else [choice]
-                timed[key] = time_choices(self.model, site, use.shape, pair, self.batch, TURNS_AGAIN)
+                timed[key] = time_choices(self.layers, site, use.shape, pair, self.batch, TURNS_AGAIN)
             before, after = before + use.work.calls * timed[key][0], after + use.work.calls * timed[key][-1]
         return before, after
 
@@ -105,7 +101,7 @@ def knots(smaller: Sequence[int], whole: int) -> list[int]:
     return sorted({*smaller[::every], *smaller[-1:], whole})
 
 
-def time_site(model: PreTrainedModel, site: OpenLayerSite, shape: Shape, batch: Mapping) -> Table:
+def time_site(layers: OpenLayers, site: OpenLayerSite, shape: Shape, batch: Mapping) -> Table:
     """Time a site at all combinations of the `knots` of its parts."""
     parts = parts_of(shape)
     axes = [knots(part.sizes(shape), part.whole(shape)) for part in parts.values()]
@@ -114,24 +110,23 @@ def time_site(model: PreTrainedModel, site: OpenLayerSite, shape: Shape, batch: 
         for part, axis in zip(parts.values(), axes, strict=True)
     ]
     choices = [Choice.of(**dict(zip(parts, each, strict=True))) for each in itertools.product(*smaller)]
-    seconds = time_choices(model, site, shape, choices, batch, TURNS)
+    seconds = time_choices(layers, site, shape, choices, batch, TURNS)
     return Table(axes, np.array(seconds).reshape([len(axis) for axis in axes]))
 
 
 def time_choices(
-    model: PreTrainedModel, site: OpenLayerSite, shape: Shape, choices: Sequence[Choice], batch: Mapping, turns: int
+    layers: OpenLayers, site: OpenLayerSite, shape: Shape, choices: Sequence[Choice], batch: Mapping, turns: int
 ) -> list[float]:
     """Return the shortest time of a site with each choice, in seconds.
 
     The choices are timed in turns, so that a temporary disturbance of the machine affects all of them.
     """
-    call, seconds = captured(model, site, batch), [math.inf] * len(choices)
-    with evaluating(model):
+    call, seconds = captured(layers.model, site, batch), [math.inf] * len(choices)
+    with evaluating(layers.model):
         for _ in range(turns):
             for i, choice in enumerate(choices):
-                with undone(model, [site]):
-                    resize(reopened(site), shape, choice)
-                    now = reopened(site)
+                with undone(layers, [site]) as tried:
+                    now = resize(tried.at(site.path), shape, choice)
                     seconds[i] = min(seconds[i], best_seconds(partial(call, now)))
     return seconds
 
@@ -180,11 +175,12 @@ def captured_block(
     return call
 
 
-def resize(site: OpenLayerSite, shape: Shape, choice: Choice) -> None:
-    """Give a site the sizes of a choice, with arbitrary weights."""
-    state, geometry = CollabConfig.on(site.model).site(site.site), resized(shape, choice)
+def resize(site: Any, shape: Shape, choice: Choice) -> Any:
+    """Give a site the sizes of a choice, with arbitrary weights; return it as it is then."""
+    state, geometry = site.state, resized(shape, choice)
     for part in parts_of(shape).values():
         state = part.resize(site, state, shape, geometry)
+    return site.now(state)
 
 
 def best_seconds(function: Callable[[], object]) -> float:

@@ -19,23 +19,22 @@ from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.collaborative.calibrate import CalibratedSites
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.collaborative.kinds import FITS
+from collab_heads.compression.options import PlanOptions
+from collab_heads.compression.parts.part import install
 from collab_heads.compression.parts.query_key import QUICK
 from collab_heads.compression.parts.shape import AttentionShape, Choice, FeedForwardShape, Shape, shape_of
-from collab_heads.compression.parts.table import PARTS, fit_site, install, parts_of, site_errors
+from collab_heads.compression.parts.table import PARTS, fit_site, parts_of, site_errors
 from collab_heads.compression.probe import Probe
 from collab_heads.compression.workload import Workload, count_work, other_operations
-from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError, CalibrationError, SwapError, UnsupportedModelError
 from collab_heads.heads.prune import check_prunable
 from collab_heads.layers.layout import widths
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.model.apply_state import undone
 from collab_heads.model.batches import each_batch, num_rows, select
-from collab_heads.model.open_feed_forward import OpenFeedForward, OpenLayerSite, open_layers
-from collab_heads.model.open_site import OpenSite
+from collab_heads.model.open_layers import OpenFeedForward, OpenLayers, OpenLayerSite, OpenSite
 from collab_heads.model.refusals import check_feed_forwards, check_swappable, check_values
 from collab_heads.sites.site import select_sites
-from collab_heads.sites.state import QueryKeyKind
 
 logger = logging.get_logger("transformers.collab_heads")  # below transformers' own: its verbosity counts
 HELD_OUT = 8  # one example of so many is measured on, and not fitted to
@@ -77,9 +76,8 @@ class Measurements:
     """The measurements of a model that a plan is made from.
 
     Attributes:
-        model: the model, unchanged.
-        adapter: its adapter.
-        sites: the sites that may change.
+        layers: the layers of the model, which is unchanged.
+        sites: those that may change.
         options: how queries and keys are fitted in the end.
         fitted: the calibration on the examples to fit to.
         work: path -> work of the site on the batches.
@@ -89,8 +87,7 @@ class Measurements:
         sensitivity: path -> part -> squared error of the output by that of the site.
     """
 
-    model: PreTrainedModel
-    adapter: AttentionAdapter
+    layers: OpenLayers
     sites: list[OpenLayerSite]
     options: FitOptions
     fitted: CalibratedSites
@@ -100,19 +97,20 @@ class Measurements:
     errors: Mapping[str, SiteErrors]
     sensitivity: Mapping[str, Mapping[SitePart, float]]
 
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model."""
+        return self.layers.model
+
 
 def measure_model(
-    model: PreTrainedModel,
-    adapter: AttentionAdapter,
+    layers: OpenLayers,
     batches: Sequence[Mapping],
-    names: str | Iterable[str] | None,
-    kind: QueryKeyKind,
-    parts: tuple[SitePart, ...],
-    multiple_of: int,
-    options: FitOptions,
+    options: PlanOptions,
 ) -> Measurements:
     """Measure a model, which is not changed; arguments and errors are those of `plan`."""
-    sites = choose_sites(model, adapter, names, parts)
+    model, adapter, parts, kind = layers.model, layers.adapter, options.counted_parts, options.kind
+    sites = choose_sites(layers, options.sites, parts)
     attention = [site for site in sites if isinstance(site, OpenSite)]
     may_narrow = FITS[kind].capability in adapter.capabilities
     stock = [site for site in attention if may_narrow and not site.is_swapped]
@@ -126,19 +124,16 @@ def measure_model(
         raise CalibrationError("the calibration examples hold one token each, which attends to itself: pass sentences")
     errors = {}
     for site in progress_bar(sites, desc="measuring sites"):
-        shape, path = shape_of(site, kind, parts, multiple_of), site.path
+        shape, path = shape_of(site, kind, parts, options.multiple_of), site.path
         with few_threads(widths(site.output)[0]):  # names for calibrations would keep them in memory
             errors[path] = SiteErrors(shape, site_errors(site, shape, fitted.take(path), shown.take(path)))
     del shown  # as large as `fitted`
-    sensitivity = sensitivities(sites, errors, fitted, probe, options)
-    return Measurements(model, adapter, sites, options, fitted, work, others, probe, errors, sensitivity)
+    sensitivity = sensitivities(layers, sites, errors, fitted, probe, options.fit)
+    return Measurements(layers, sites, options.fit, fitted, work, others, probe, errors, sensitivity)
 
 
 def choose_sites(
-    model: PreTrainedModel,
-    adapter: AttentionAdapter,
-    names: str | Iterable[str] | None,
-    parts: tuple[SitePart, ...],
+    layers: OpenLayers, names: str | Iterable[str] | None, parts: tuple[SitePart, ...]
 ) -> list[OpenLayerSite]:
     """Return the named sites that have some of the parts, if all of them can be changed, in model order.
 
@@ -150,11 +145,11 @@ def choose_sites(
     shapes = list(dict.fromkeys(PARTS[name].shape for name in parts))
     kinds = {AttentionShape: OpenSite, FeedForwardShape: OpenFeedForward}
     wanted = tuple(kinds[shape] for shape in shapes)
-    if wanted == (OpenFeedForward,) and not adapter.feed_forwards:
+    if wanted == (OpenFeedForward,) and not layers.adapter.feed_forwards:
         raise UnsupportedModelError(
-            f"{type(adapter).__name__} does not say where feed-forward blocks are (`feed_forwards`)"
+            f"{type(layers.adapter).__name__} does not say where feed-forward blocks are (`feed_forwards`)"
         )
-    available = [site for site in open_layers(model, adapter) if isinstance(site, OpenSite) or site.num_neurons]
+    available = [site for site in layers.in_order if isinstance(site, OpenSite) or site.num_neurons]
     named = f"parts={', '.join(parts)}"
     if not any(isinstance(site, wanted) for site in available):
         left = {AttentionShape: "heads", FeedForwardShape: "neurons"}
@@ -167,9 +162,9 @@ def choose_sites(
     if not sites:
         raise ArgumentError(f"sites={names!r} and {named} leave nothing to compress: no such site has such a part")
     attention = [site for site in sites if isinstance(site, OpenSite)]
-    check_prunable(model, adapter, attention)
-    check_swappable(model, adapter, [site for site in attention if not site.is_swapped])
-    check_values(model, adapter, attention)
+    check_prunable(layers, attention)
+    check_swappable(layers, [site for site in attention if not site.is_swapped])
+    check_values(layers, attention)
     for site in attention:
         if isinstance(site.output, HeadOutputProjection):
             what = "gates" if site.output.gates is not None else "alphas"
@@ -177,11 +172,12 @@ def choose_sites(
                 f"{site.path} has {what}, whose heads are still being chosen: prune_heads(model) first, or "
                 "fold_heads(model) to keep all heads"
             )
-    check_feed_forwards(model, [site for site in sites if isinstance(site, OpenFeedForward)])
+    check_feed_forwards(layers.model, [site for site in sites if isinstance(site, OpenFeedForward)])
     return sites
 
 
 def sensitivities(
+    layers: OpenLayers,
     sites: Sequence[OpenLayerSite],
     errors: Mapping[str, SiteErrors],
     fitted: CalibratedSites,
@@ -194,7 +190,8 @@ def sensitivities(
     estimated on a few sites.
 
     Args:
-        sites: the sites that may change; the model is unchanged afterwards.
+        layers: the layers of the model, which is unchanged afterwards.
+        sites: those that may change.
         errors: path -> errors of the parts of the site, in fits without refinement.
         fitted: the calibration on the examples to fit to.
         probe: measures the error of the output.
@@ -207,9 +204,9 @@ def sensitivities(
     def moved(site: OpenLayerSite, choice: Choice, options: FitOptions) -> float:
         """Return the squared error of the output when one site has a choice."""
         with few_threads(widths(site.output)[0]):
-            fit = fit_site(site, errors[site.path].shape, choice, fitted.of(site.path), options)
-        with undone(site.model, [site]):
-            install(site.model, site.adapter, {site.path: fit})
+            fit = fit_site(layers, site.path, errors[site.path].shape, choice, fitted.of(site.path), options)
+        with undone(layers, [site]) as tried:
+            install(tried, {site.path: fit})
             return probe.error() ** 2
 
     found: dict[str, dict[SitePart, float]] = {}

@@ -6,16 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from transformers import PreTrainedModel
-
 from collab_heads.base.option_values import ModelShape
 from collab_heads.compression.parts.shape import Choice, Shape
 from collab_heads.compression.parts.table import resized
-from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.heads.fold_layout import is_valid
 from collab_heads.heads.fold_neurons import can_say
-from collab_heads.model.open_feed_forward import OpenFeedForward, OpenLayerSite, counted_together, open_layers
-from collab_heads.model.open_site import OpenSite
+from collab_heads.model.open_layers import OpenFeedForward, OpenLayers, OpenLayerSite, OpenSite, counted_together
 
 
 @dataclass(frozen=True)
@@ -23,15 +19,13 @@ class Choosing:
     """The sites that a plan chooses for.
 
     Attributes:
-        model: the model.
-        adapter: its adapter.
+        layers: the layers of the model.
         sites: the sites that may change.
         shapes: path -> the present shape of a site.
         choices: path -> all choices of a site; the site as it is comes last.
     """
 
-    model: PreTrainedModel
-    adapter: AttentionAdapter
+    layers: OpenLayers
     sites: Sequence[OpenLayerSite]
     shapes: Mapping[str, Shape]
     choices: Mapping[str, Sequence[Choice]]
@@ -122,7 +116,7 @@ class ForCTranslate2(AllowedChoices):
     name = "ctranslate2"
 
     def among(self, choosing):
-        found, adapter = {site.path: choosing.heads(site) for site in choosing.attention}, choosing.adapter
+        found, adapter = {site.path: choosing.heads(site) for site in choosing.attention}, choosing.layers.adapter
         if adapter.positions is not None:
             yield choosing.everything() | {path: [len(each) - 1] for path, each in found.items()}
             return
@@ -149,7 +143,7 @@ class Uniform(AllowedChoices):
     name = "uniform"
 
     def among(self, choosing):
-        whole = open_layers(choosing.model, choosing.adapter)
+        whole = choosing.layers.in_order
         groups = counted_together(site for site in whole if isinstance(site, OpenFeedForward))
         chosen = {site.path for site in choosing.sites}
         options = [list(self.of_blocks(choosing, group)) for group in groups if {b.path for b in group} <= chosen]
@@ -164,12 +158,12 @@ class Uniform(AllowedChoices):
         yield {}
         numbers = {block.path: choosing.neurons(block) for block in group}
         for count in sorted(set.intersection(*(set(each) for each in numbers.values())) - {0}):
-            if can_say(choosing.model, group, count):
+            if can_say(choosing.layers.model, group, count):
                 yield {path: [each.index(count)] for path, each in numbers.items()}
 
     def of_attention(self, choosing: Choosing) -> Iterator[Allowed]:
         """Yield the choices of all sites of attention, for every number of heads and every width."""
-        adapter, found = choosing.adapter, {site.path: choosing.heads(site) for site in choosing.attention}
+        adapter, found = choosing.layers.adapter, {site.path: choosing.heads(site) for site in choosing.attention}
         yield {}
         if adapter.head_width is None or not found:
             return
@@ -184,7 +178,7 @@ class Uniform(AllowedChoices):
 
     def may_say(self, choosing: Choosing, heads: int | None) -> bool:
         """Return True if the config of the model can give this number of heads; None for as many as it has."""
-        adapter, config = choosing.adapter, choosing.model.config
+        adapter, config = choosing.layers.adapter, choosing.layers.model.config
         if heads is None:
             return True
         if adapter.head_counts is None or adapter.head_width is None or adapter.position_table is not None:

@@ -13,20 +13,19 @@ from transformers.utils import logging
 
 from collab_heads.analysis.plots.curves import budget_curve
 from collab_heads.base.arguments import checking_arguments
-from collab_heads.base.checks import MAX_SIZE, check_choice, check_count, is_number
+from collab_heads.base.checks import is_number
 from collab_heads.base.display import text_table
 from collab_heads.base.numerics import few_threads
-from collab_heads.base.option_values import MODEL_SHAPES, SITE_PARTS, ModelShape, SitePart
+from collab_heads.base.option_values import SITE_PARTS, ModelShape, SitePart
 from collab_heads.base.progress import one_bar, progress_bar
-from collab_heads.collaborative.fit import FitOptions
-from collab_heads.collaborative.kinds import check_kind
 from collab_heads.compression.latency import Latencies
 from collab_heads.compression.measurements import Measurements, measure_model
-from collab_heads.compression.measures import COUNTED, MEASURES, UNITS, Measure, SiteUse, uses_of
+from collab_heads.compression.measures import COUNTED, UNITS, Measure, SiteUse, uses_of
 from collab_heads.compression.model_shapes import Choosing, allowed_choices
-from collab_heads.compression.parts.part import Fit
-from collab_heads.compression.parts.shape import UNCHANGED, AttentionShape, Choice, Shape
-from collab_heads.compression.parts.table import PARTS, choices_of, fit_site, install
+from collab_heads.compression.options import PlanOptions
+from collab_heads.compression.parts.part import Fit, install
+from collab_heads.compression.parts.shape import UNCHANGED, Choice, Shape
+from collab_heads.compression.parts.table import PARTS, choices_of, fit_site
 from collab_heads.compression.sequential_refit import refitted_in_order
 from collab_heads.compression.spending import AnySpending, Option
 from collab_heads.contract.registry import get_adapter
@@ -34,9 +33,9 @@ from collab_heads.errors import ArgumentError
 from collab_heads.layers.layout import widths
 from collab_heads.model.apply_state import undone
 from collab_heads.model.batches import NoticingFew, without_unread_labels
-from collab_heads.model.device_hooks import is_offloaded
-from collab_heads.model.offloading import changing_layers, in_memory, layer_modules
-from collab_heads.model.refusals import check_not_inference, check_wrapper
+from collab_heads.model.open_layers import OpenLayers
+from collab_heads.model.opened import opened
+from collab_heads.model.refusals import check_not_inference
 from collab_heads.model.translations import with_translations
 from collab_heads.sites.record import CollabConfig
 from collab_heads.sites.state import QueryKeyKind
@@ -61,7 +60,6 @@ Choices = Mapping[str, Choice]
 
 @checking_arguments
 @torch.inference_mode(False)  # what is seen now is learned from in `compress`
-@changing_layers
 def plan(
     model: PreTrainedModel,
     batches: Iterable[Mapping],
@@ -129,34 +127,28 @@ def plan(
         NonFiniteError: if weights, inputs or outputs contain NaN or inf.
         SwapError: if a site has gates or alphas, or cannot be changed safely.
     """
-    started = time.perf_counter()
-    check_choice("measure", of, MEASURES)
-    parts = (parts,) if isinstance(parts, str) else tuple(parts)
-    for name in parts:
-        check_choice("part", name, PARTS)
-    if not parts:
-        raise ArgumentError(f"parts is empty: name some of {', '.join(PARTS)}")
-    if of == "cache":  # feed-forward blocks have none
-        parts = tuple(name for name in parts if PARTS[name].shape is AttentionShape) or parts
-    check_kind(kind)
-    check_count("multiple_of", multiple_of, 1, MAX_SIZE)
-    if shape is not None:
-        check_choice("shape", shape, MODEL_SHAPES)
-    check_wrapper(model)
+    options = PlanOptions(of, sites, parts, kind, shape, multiple_of, refine_steps, seed)
+    with opened(model, changes=True, of="layers") as layers:
+        return planned(layers, batches, options)
+
+
+def planned(layers: OpenLayers, batches: Iterable[Mapping], options: PlanOptions) -> CompressionPlan:
+    """Make the plan of an opened model, as `plan` does."""
+    started, model = time.perf_counter(), layers.model
     check_not_inference(model)
-    adapter = get_adapter(model)
     for part in PARTS.values():
-        if not part.may_stay or set(parts) == {part.name}:
-            get_adapter(model, capability=part.capability(kind))
-    options = FitOptions(refine_steps=refine_steps, seed=seed)
+        if not part.may_stay or set(options.counted_parts) == {part.name}:
+            get_adapter(model, layers.adapter, part.capability(options.kind))
     listed = enumerate(without_unread_labels(model, batch) for batch in NoticingFew(batches))
-    with one_bar("plan", PHASES if of not in COUNTED else PHASES[:-1]):
-        batches = [batch for _, batch in with_translations(model, list(listed))]
-        measured = measure_model(model, adapter, batches, sites, kind, parts, multiple_of, options)
+    with one_bar("plan", PHASES if options.of not in COUNTED else PHASES[:-1]):
+        examples = [batch for _, batch in with_translations(model, list(listed))]
+        measured = measure_model(layers, examples, options)
         shapes = {path: errors.shape for path, errors in measured.errors.items()}
-        warn_of_other_widths(shapes, multiple_of)
-        cost = COUNTED[of] if of in COUNTED else Latencies(model, measured.sites, shapes, batches[0])
-    made = CompressionPlan(measured, of, cost, shape or ("even" if has_states(measured) else "free"))
+        warn_of_other_widths(shapes, options.multiple_of)
+        counted = options.of in COUNTED
+        cost = COUNTED[options.of] if counted else Latencies(layers, measured.sites, shapes, examples[0])
+    shape = options.shape or ("even" if has_states(measured) else "free")
+    made = CompressionPlan(measured, options.of, cost, shape)
     made.seconds = time.perf_counter() - started
     return made
 
@@ -197,10 +189,10 @@ class CompressionPlan:
     ):
         self.measured, self.of, self.cost, self.shape = measured, of, cost, shape
         self.seconds = 0.0
-        self.seen, self.uses = condition_of(measured.model), uses_of(measured)
+        self.seen, self.uses = condition_of(measured.layers), uses_of(measured)
         self.choices = {path: list(choices_of(use.shape)) for path, use in self.uses.items()}
         shapes = {path: use.shape for path, use in self.uses.items()}
-        choosing = Choosing(measured.model, measured.adapter, measured.sites, shapes, self.choices)
+        choosing = Choosing(measured.layers, measured.sites, shapes, self.choices)
         self.spending = AnySpending(
             [[self.option(path, choice) for choice in choices] for path, choices in self.choices.items()],
             allowed_choices(choosing, shape, is_even=has_states(measured)),
@@ -307,7 +299,9 @@ class CompressionPlan:
         for site in progress_bar(changing, desc="fitting sites"):
             choice, shape = choices[site.path], self.uses[site.path].shape
             with few_threads(widths(site.output)[0]):  # a name for the calibration would keep it in memory
-                fitted[site.path] = fit_site(site, shape, choice, measured.fitted.of(site.path), measured.options)
+                fitted[site.path] = fit_site(
+                    measured.layers, site.path, shape, choice, measured.fitted.of(site.path), measured.options
+                )
         refitted = refitted_in_order(measured, fitted)
         return refitted if refitted and self.measured_error(refitted) < self.measured_error(fitted) else fitted
 
@@ -317,19 +311,19 @@ class CompressionPlan:
         Args:
             fitted: path -> fits, as `fit` returns them.
         """
-        with undone(self.measured.model, self.measured.sites):
-            install(self.measured.model, self.measured.adapter, fitted)
+        with undone(self.measured.layers, self.measured.sites) as tried:
+            install(tried, fitted)
             return self.measured.probe.error()
 
-    def check_model(self, model: PreTrainedModel) -> None:
+    def check_model(self, layers: OpenLayers) -> None:
         """Raise ArgumentError unless the plan was made for this model as it is now.
 
         Args:
-            model: the model that is to be compressed.
+            layers: of the model that is to be compressed.
         """
-        if self.measured.model is not model:
+        if self.measured.model is not layers.model:
             raise ArgumentError("the plan was made for another model: pass that one, or batches")
-        if condition_of(model) != self.seen:
+        if condition_of(layers) != self.seen:
             raise ArgumentError("the model was changed since the plan was made: make a new one")
 
     def measure(self, budgets: Iterable[float]) -> list[tuple[float, float]]:
@@ -341,7 +335,7 @@ class CompressionPlan:
         Returns:
             (budget, error) for every budget.
         """
-        with in_memory(layer_modules(self.measured.model, self.measured.adapter)):
+        with opened(self.measured.model, self.measured.layers.adapter, changes=True, of="layers"):
             with progress_bar(list(budgets), desc="measuring budgets") as listed:
                 return [(budget, self.measured_error(self.fit(self.choose(budget)))) for budget in listed]
 
@@ -373,14 +367,14 @@ class CompressionPlan:
         return text_table(header, rows, last)
 
 
-def condition_of(model: PreTrainedModel) -> tuple[CollabConfig, list]:
+def condition_of(layers: OpenLayers) -> tuple[CollabConfig, list]:
     """Return what differs once a model is changed: its record, its shapes, and the number of writes to its tensors.
 
     Offloaded tensors, and those made in inference mode, do not count writes and are left out.
     """
-    shapes = [parameter.shape for parameter in model.parameters()]
-    tensors = (tensor for tensor in model.parameters() if not tensor.is_inference() and not is_offloaded(tensor))
-    return CollabConfig.on(model), [shapes, [(id(tensor), tensor._version) for tensor in tensors]]
+    shapes = [parameter.shape for parameter in layers.model.parameters()]
+    tensors = (tensor for tensor in layers.model.parameters() if not tensor.is_inference() and not tensor.is_meta)
+    return layers.record, [shapes, [(id(tensor), tensor._version) for tensor in tensors]]
 
 
 def largest(near: float, fits: Callable[[float], bool]) -> float:

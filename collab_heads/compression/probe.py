@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.errors import CalibrationError, NonFiniteError
 from collab_heads.model.batches import run_batches
-from collab_heads.model.open_site import OpenSite
+from collab_heads.model.open_layers import OpenSite
 from collab_heads.model.outputs import Output, read_output
 from collab_heads.model.portions import portions
 

@@ -29,13 +29,11 @@ from transformers import PreTrainedModel
 from collab_heads.base.numerics import few_threads, float64, solve_positive
 from collab_heads.base.progress import progress_bar
 from collab_heads.compression.measurements import Measurements
-from collab_heads.compression.parts.part import Fit
-from collab_heads.compression.parts.table import install
+from collab_heads.compression.parts.part import Fit, install
 from collab_heads.compression.residual_readers import Reader, find_readers, watching
 from collab_heads.layers.layout import weight_of, widths
 from collab_heads.model.apply_state import OutputWeights, refit_output, undone
 from collab_heads.model.batches import EnoughSeen, run_batches
-from collab_heads.model.open_feed_forward import open_layers
 from collab_heads.model.portions import portions
 
 RIDGES = (1e-2, 1e-1, 1.0, 10.0, 100.0)  # around the present weights, as shares of the mean square of what they read
@@ -84,17 +82,14 @@ def refitted_in_order(measured: Measurements, fitted: Mapping[str, Sequence[Fit]
     if len(examples) < VALIDATED:
         logger.info("the last projections are not refitted in order: there are too few calibration examples")
         return {}
-    paths = {site.path for site in measured.sites}
-    # opened again: where changes are tried out, copies stand in for the modules that were measured
-    now = [site for site in open_layers(model, measured.adapter) if site.path in paths]
-    readers = find_readers(model, now, examples[0])
+    readers = find_readers(model, measured.sites, examples[0])
     while readers and readers[0].site.path not in fitted:
         del readers[0]  # it reads what it reads in the original
     is_refitted = False
     for group in progress_bar(grouped(readers, tokens), desc="refitting in order"):
         targets = targets_of(model, group, examples)
-        with undone(model, measured.sites):
-            install(model, measured.adapter, found)
+        with undone(measured.layers, measured.sites) as tried:
+            install(tried, found)
             for reader in group:
                 output = refit(model, reader, examples, targets.pop(reader.output))
                 if output is not None:

@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicLayer
 from collab_heads.errors import CalibrationError
 from collab_heads.layers.fused import FusedPart
 from collab_heads.model.batches import num_rows, run_batches, select
-from collab_heads.model.open_feed_forward import OpenFeedForward, OpenLayerSite
+from collab_heads.model.open_layers import OpenFeedForward, OpenLayerSite
 
 
 @dataclass(frozen=True)

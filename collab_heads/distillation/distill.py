@@ -21,7 +21,8 @@ from collab_heads.distillation.optimizer import MasterWeights, put_back, trained
 from collab_heads.distillation.processes import DistillOptions, Precision, Processes
 from collab_heads.distillation.two_vocabularies import embeddings, joined, says_of_vocabulary
 from collab_heads.model.batches import Batch, Part, evaluating
-from collab_heads.model.offloading import check_finite_layers
+from collab_heads.model.open_layers import OpenLayers
+from collab_heads.model.refusals import check_finite_sites
 from collab_heads.model.translations import with_translations
 
 if TYPE_CHECKING:
@@ -124,10 +125,11 @@ def distill(
     options = DistillOptions(steps, learning_rate, output_weight, evaluate_every, checkpoint_every, patience, seed)
     apart = original_batches is not None
     check_pair(model, original, says_of_vocabulary if apart else None)
-    trained = trained_parameters(model, get_adapter(model), embeddings(model) if apart else None)
+    layers, given = (OpenLayers.of(each, get_adapter(each)) for each in (model, original))
+    trained = trained_parameters(layers, embeddings(model) if apart else None)
     check_apart(trained, original)
-    for each in (model, original):
-        check_finite_layers(each, get_adapter(each))
+    for each in (layers, given):
+        check_finite_sites(each.model, each.in_order)
     processes = Processes.found(accelerator, mixed_precision, model.device.type == "cpu")
     listed = list_batches(model, batches)
     if original_batches is not None:

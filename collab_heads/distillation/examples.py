@@ -19,7 +19,7 @@ from collab_heads.model.batches import (
     token_masks,
     without_unread_labels,
 )
-from collab_heads.model.offloading import check_trainable
+from collab_heads.model.opened import check_trainable
 from collab_heads.model.portions import IGNORED
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.sites.record import FIELD, TRIMMED

@@ -16,7 +16,7 @@ from collab_heads.distillation.processes import Processes
 from collab_heads.distillation.two_vocabularies import are_joined, inputs_of
 from collab_heads.errors import CalibrationError, CollabHeadsError, NonFiniteError, UnsupportedModelError
 from collab_heads.model.batches import Batch, Part, moved, num_rows, output_mask, token_masks
-from collab_heads.model.offloading import input_device
+from collab_heads.model.opened import input_device
 from collab_heads.model.outputs import Output, embeddings_of, read_output
 from collab_heads.model.portions import PORTION, portions
 

@@ -8,28 +8,22 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.distillation.processes import Processes
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.fused import whole_of
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.layers.removed import NoHeads
-from collab_heads.model.open_feed_forward import open_feed_forwards
-from collab_heads.model.open_site import OpenSite, open_sites
+from collab_heads.model.open_layers import OpenLayers, OpenSite
 from collab_heads.model.refusals import check_feed_forwards, check_unshared
-from collab_heads.sites.record import CollabConfig
 
 
-def trained_parameters(
-    model: PreTrainedModel, adapter: AttentionAdapter, more: Mapping[str, nn.Parameter] | None = None
-) -> dict[str, nn.Parameter]:
+def trained_parameters(layers: OpenLayers, more: Mapping[str, nn.Parameter] | None = None) -> dict[str, nn.Parameter]:
     """Return the parameters of the projections of changed sites, feed-forward blocks included, by name.
 
     Gates and alphas are left out, and so is what the user froze.
 
     Args:
-        model: the model.
-        adapter: that of its family.
+        layers: the layers of the model.
         more: other parameters that are trained, by name.
 
     Raises:
@@ -37,13 +31,12 @@ def trained_parameters(
             that cannot be trained.
         SwapError: if a changed site shares a projection with another site.
     """
-    changed = CollabConfig.on(model).states
-    sites = [site for site in adapter.sites(model) if site.path in changed]
-    blocks = [block for block in open_feed_forwards(model, adapter) if block.path in changed]
-    with_heads = [site for site in sites if site.num_heads]
-    check_unshared(model, adapter, with_heads, ("query", "key", "value", "output"))
+    model = layers.model
+    sites = [site for site in layers.attention if site.path in layers.record.states]
+    blocks = [block for block in layers.feed_forwards if block.path in layers.record.states]
+    check_unshared(layers, [site for site in sites if site.num_heads], ("query", "key", "value", "output"))
     check_feed_forwards(model, [block for block in blocks if block.num_neurons])
-    ours = {id(p) for site in open_sites(model, adapter, sites) for p in site_parameters(site)}
+    ours = {id(p) for site in sites for p in site_parameters(site)}
     ours |= {id(p) for block in blocks for module in block.modules for p in module.parameters()}
     ours |= {id(p) for p in (more or {}).values()}
     found = {name: p for name, p in model.named_parameters() if id(p) in ours and p.numel()}

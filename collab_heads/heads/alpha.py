@@ -8,21 +8,18 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.contract.adapter import AttentionAdapter
-from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import NonFiniteError, SwapError
 from collab_heads.heads.report import AlphaReport, MixedSite
 from collab_heads.layers.alphas import HeadAlphas
 from collab_heads.layers.output import alphas_of
 from collab_heads.model.apply_state import apply_state
-from collab_heads.model.offloading import changing_attention, opening_attention
-from collab_heads.model.open_site import open_sites
-from collab_heads.model.refusals import check_outputs, check_wrapper
-from collab_heads.sites.record import CollabConfig
+from collab_heads.model.open_layers import OpenLayers
+from collab_heads.model.opened import opened
+from collab_heads.model.refusals import check_outputs
 from collab_heads.sites.site import AttentionSite, select_sites
 
 
 @checking_arguments
-@changing_attention
 def swap_to_alpha(
     model: PreTrainedModel,
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
@@ -60,35 +57,37 @@ def swap_to_alpha(
 
     Source: Azov and Landau 2020 (MHR-NLP-Transformers).
     """
-    check_wrapper(model)
-    adapter = get_adapter(model, adapter, "alpha")
-    available = adapter.sites_with_heads(model)
-    if not available:
-        raise SwapError("no site of the model has heads left to mix: load the original checkpoint again")
-    chosen = select_sites(available, sites)
-    check_outputs(model, adapter, chosen)
-    for site in chosen:
-        if alphas_of(adapter.output_projection(model, site)) is not None:
-            raise SwapError(f"{site.path} has alphas already: fold_heads them first, or leave the site out with sites=")
-        if site.num_heads < 2:
-            raise SwapError(f"{site.path} has a single head, nothing to mix it with: leave the site out with sites=")
-    config = CollabConfig.on(model)
-    changed = config.with_sites({site.path: replace(config.site(site), alphas=True) for site in chosen})
-    # Nothing has changed up to here; nothing can fail from here on.
-    for opened in open_sites(model, adapter, chosen):
-        apply_state(opened, changed.site(opened.site))
-    changed.write(model)
-    return report_alphas(model, adapter)
+    with opened(model, adapter, "alpha", changes=True) as layers:
+        available = [site.site for site in layers.with_heads]
+        if not available:
+            raise SwapError("no site of the model has heads left to mix: load the original checkpoint again")
+        named = {site.path for site in select_sites(available, sites)}
+        chosen = [site for site in layers.with_heads if site.path in named]
+        check_outputs(layers, chosen)
+        for site in chosen:
+            if alphas_of(site.output) is not None:
+                raise SwapError(
+                    f"{site.path} has alphas already: fold_heads them first, or leave the site out with sites="
+                )
+            if site.num_heads < 2:
+                raise SwapError(
+                    f"{site.path} has a single head, nothing to mix it with: leave the site out with sites="
+                )
+        states = {site.path: replace(site.state, alphas=True) for site in chosen}
+        # Nothing has changed up to here; nothing can fail from here on.
+        for site in chosen:
+            apply_state(site, states[site.path])
+        layers.write(states)
+        return report_alphas(layers)
 
 
 def mixed_sites(model: PreTrainedModel, adapter: AttentionAdapter) -> list[tuple[AttentionSite, HeadAlphas]]:
     """Return the sites with alphas, in model order, and their alphas."""
-    alphas_by_site = [(site, alphas_of(adapter.output_projection(model, site))) for site in adapter.sites(model)]
-    return [(site, alphas) for site, alphas in alphas_by_site if alphas is not None]
+    found = [(site, alphas_of(adapter.output_projection(model, site))) for site in adapter.sites(model)]
+    return [(site, alphas) for site, alphas in found if alphas is not None]
 
 
 @checking_arguments
-@opening_attention
 def alpha_report(model: PreTrainedModel) -> AlphaReport:
     """Return norms and distances of the alphas as they are now; empty for a model without alphas.
 
@@ -98,14 +97,18 @@ def alpha_report(model: PreTrainedModel) -> AlphaReport:
     Raises:
         NonFiniteError: if an alpha contains NaN or inf; the site is named.
     """
-    return report_alphas(model, get_adapter(model))
+    with opened(model) as layers:
+        return report_alphas(layers)
 
 
 @torch.no_grad()
-def report_alphas(model: PreTrainedModel, adapter: AttentionAdapter) -> AlphaReport:
-    """Return the report of `alpha_report` for a model whose adapter is known."""
+def report_alphas(layers: OpenLayers) -> AlphaReport:
+    """Return the report of `alpha_report` for an opened model."""
     sites = []
-    for site, alphas in mixed_sites(model, adapter):
+    for site in layers.attention:
+        alphas = alphas_of(site.output)
+        if alphas is None:
+            continue
         alpha = alphas.alpha.float().cpu()
         if not torch.isfinite(alpha).all():
             raise NonFiniteError(f"{site.path}: its alphas contain NaN or inf")

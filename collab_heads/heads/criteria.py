@@ -13,8 +13,8 @@ from collab_heads.base.progress import progress_bar
 from collab_heads.errors import ArgumentError, CalibrationError, CollabHeadsError, NonFiniteError
 from collab_heads.heads.reconstruction import regressions
 from collab_heads.model.batches import check_modalities, evaluating, moved
-from collab_heads.model.offloading import input_device
-from collab_heads.model.open_site import OpenSite
+from collab_heads.model.open_layers import OpenSite
+from collab_heads.model.opened import input_device
 
 
 class HeadCriterion(ABC):

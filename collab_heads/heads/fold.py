@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.contract.adapter import AttentionAdapter
-from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import SwapError
 from collab_heads.heads.fold_layout import fold_counts, narrow_as_stock, stock_twin, stock_width, write_entries
 from collab_heads.heads.fold_neurons import fold_neurons
@@ -20,22 +19,19 @@ from collab_heads.layers.layout import become, set_weight, weight_of
 from collab_heads.layers.output import HeadOutputProjection, fold_output
 from collab_heads.layers.removed import kept_parameter
 from collab_heads.model.apply_state import apply_state, restore_neurons
-from collab_heads.model.offloading import changing_layers, input_device
-from collab_heads.model.open_feed_forward import open_feed_forwards
-from collab_heads.model.open_site import OpenSite, open_sites
+from collab_heads.model.open_layers import OpenLayers, OpenSite
+from collab_heads.model.opened import input_device, opened
 from collab_heads.model.refusals import (
     check_feed_forwards,
     check_forward,
     check_outputs,
     check_projection,
-    check_wrapper,
 )
 from collab_heads.sites.record import CollabConfig
 from collab_heads.sites.state import SiteState
 
 
 @checking_arguments
-@changing_layers
 def fold_heads(model: PreTrainedModel) -> FoldReport:
     """Multiply gates and alphas into W_O and make a stock model again, in place.
 
@@ -74,12 +70,15 @@ def fold_heads(model: PreTrainedModel) -> FoldReport:
         SwapError: if a site is collaborative in a way that has no stock form, its weights are quantised, or there is
             nothing to fold.
     """
-    check_wrapper(model)
-    adapter = get_adapter(model)
-    config = CollabConfig.on(model)
-    sites = {site.path: site for site in open_sites(model, adapter, adapter.sites(model))}
+    with opened(model, changes=True, of="layers") as layers:
+        return folded(layers)
+
+
+def folded(layers: OpenLayers) -> FoldReport:
+    """Fold an opened model as `fold_heads` does."""
+    model, adapter, config, blocks = layers.model, layers.adapter, layers.record, layers.feed_forwards
+    sites = {site.path: site for site in layers.attention}
     changed = {path: state for path, state in config.sites.items() if path in sites}
-    blocks = open_feed_forwards(model, adapter)
     narrower = [block for block in blocks if block.path in config.feed_forwards]
     if not changed and not narrower:
         raise SwapError("the model has no gates, alphas, removed heads or neurons: there is nothing to fold")
@@ -87,13 +86,13 @@ def fold_heads(model: PreTrainedModel) -> FoldReport:
     narrow = None
     if any(state.query_key is not None for path, state in changed.items() if path not in held):
         narrow = stock_width(adapter, list(sites.values()), changed)
-    check_outputs(model, adapter, [sites[path].site for path in changed if sites[path].num_heads])
+    check_outputs(layers, [sites[path] for path in changed if sites[path].num_heads])
     for path in changed:
         for module in (sites[path].module, sites[path].output):
             check_forward(sites[path].site, module)
         if sites[path].num_heads:  # beside quantised weights a checkpoint with a folded one would not load again
             check_projection(sites[path].site, sites[path].value)
-    check_prunable(model, adapter, [sites[path] for path, state in changed.items() if state.kept])
+    check_prunable(layers, [sites[path] for path, state in changed.items() if state.kept])
     check_feed_forwards(model, [block for block in narrower if block.num_neurons])
     before = model.num_parameters()
     kept = {path: state.kept for path, state in changed.items() if state.kept is not None}
@@ -125,7 +124,7 @@ def fold_heads(model: PreTrainedModel) -> FoldReport:
             if block.path in config.feed_forwards and counted.count < config.feed_forwards[block.path].num_neurons:
                 left[block.path] = counted.count
     write_entries(model, [(model.config, entries), *((each.config, each.entries) for each in neurons)])
-    CollabConfig().write(model)
+    CollabConfig().write(model, before=config)
     removed = {path: tuple(sorted({*counts.heads[path]} - {*heads})) for path, heads in kept.items()}
     gated = tuple(path for path, state in changed.items() if state.gates is not None)
     mixed = tuple(path for path, state in changed.items() if state.alphas)

@@ -21,7 +21,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.errors import SwapError
-from collab_heads.model.open_site import OpenSite
+from collab_heads.model.open_layers import OpenSite
 from collab_heads.model.record_sync import is_alike
 from collab_heads.sites.record import FIELD, own_configs
 from collab_heads.sites.state import SiteState

@@ -10,7 +10,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from collab_heads.heads.fold_layout import stock_twin
 from collab_heads.layers.layout import widths
-from collab_heads.model.open_feed_forward import OpenFeedForward, counted_together
+from collab_heads.model.open_layers import OpenFeedForward, counted_together
 from collab_heads.sites.state import FeedForwardState
 
 

@@ -9,23 +9,20 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.contract.adapter import AttentionAdapter
-from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, ConfigError, SwapError
 from collab_heads.heads.report import GatedSite, GateReport
 from collab_heads.heads.selection import alive_choice
 from collab_heads.layers.gates import INIT_LOG_ALPHA, HeadGates
 from collab_heads.layers.output import gates_of
 from collab_heads.model.apply_state import apply_state
-from collab_heads.model.offloading import changing_attention, opening_attention
-from collab_heads.model.open_site import open_sites
-from collab_heads.model.refusals import check_outputs, check_wrapper
-from collab_heads.sites.record import CollabConfig, kept_heads
+from collab_heads.model.open_layers import OpenLayers, OpenSite
+from collab_heads.model.opened import opened
+from collab_heads.model.refusals import check_outputs
 from collab_heads.sites.site import AttentionSite, select_sites
 from collab_heads.sites.state import GateState
 
 
 @checking_arguments
-@changing_attention
 def swap_to_gated(
     model: PreTrainedModel,
     adapter: type[AttentionAdapter] | AttentionAdapter | None = None,
@@ -71,36 +68,32 @@ def swap_to_gated(
 
     Source: Voita et al. 2019, arXiv:1905.09418, section 5.1.
     """
-    check_wrapper(model)
-    adapter = get_adapter(model, adapter, "gated")
-    available = adapter.sites_with_heads(model)
-    if not available:
-        raise SwapError("no site of the model has heads left to gate: load the original checkpoint again")
     state = checked_state("learned" if alive_heads is None else "fixed", temperature, stretch, init_log_alpha)
-    if alive_heads is None:
-        chosen, alive = select_sites(available, sites), {}
-    elif sites is not None:
+    if alive_heads is not None and sites is not None:
         raise ArgumentError("alive_heads names its sites itself: leave sites out")
-    else:
-        alive = alive_choice(available, alive_heads)
-        chosen = [site for site in available if site.path in alive]
-    check_outputs(model, adapter, chosen)
-    for site in chosen:
-        if gates_of(adapter.output_projection(model, site)) is not None:
-            raise SwapError(f"{site.path} has gates already: prune_heads or fold_heads them first")
-    config = CollabConfig.on(model)
-    changed = config.with_sites({site.path: replace(config.site(site), gates=state) for site in chosen})
-    # Nothing has changed up to here; nothing can fail from here on.
-    for opened in open_sites(model, adapter, chosen):
-        apply_state(opened, changed.site(opened.site))
-        gates = cast(HeadGates, gates_of(opened.output))
-        with torch.no_grad():
-            if alive:
-                gates.alive.copy_(torch.tensor(alive[opened.path]))
-            else:
-                gates.log_alpha.fill_(init_log_alpha)
-    changed.write(model)
-    return report_gates(model, adapter)
+    with opened(model, adapter, "gated", changes=True) as layers:
+        available = [site.site for site in layers.with_heads]
+        if not available:
+            raise SwapError("no site of the model has heads left to gate: load the original checkpoint again")
+        alive = {} if alive_heads is None else alive_choice(available, alive_heads)
+        named = {site.path for site in select_sites(available, sites)} if alive_heads is None else alive
+        chosen = [site for site in layers.with_heads if site.path in named]
+        check_outputs(layers, chosen)
+        for site in chosen:
+            if gates_of(site.output) is not None:
+                raise SwapError(f"{site.path} has gates already: prune_heads or fold_heads them first")
+        states = {site.path: replace(site.state, gates=state) for site in chosen}
+        # Nothing has changed up to here; nothing can fail from here on.
+        for site in chosen:
+            apply_state(site, states[site.path])
+            gates = cast(HeadGates, gates_of(site.output))
+            with torch.no_grad():
+                if alive:
+                    gates.alive.copy_(torch.tensor(alive[site.path]))
+                else:
+                    gates.log_alpha.fill_(init_log_alpha)
+        layers.write(states)
+        return report_gates(layers)
 
 
 def checked_state(
@@ -124,44 +117,48 @@ def gated_sites(
     model: PreTrainedModel, adapter: AttentionAdapter, *, learned: bool = False
 ) -> list[tuple[AttentionSite, HeadGates]]:
     """Return the sites with gates, or only those with learned gates, in model order, together with their gates."""
-    gates_by_site = [(site, gates_of(adapter.output_projection(model, site))) for site in adapter.sites(model)]
-    return [
-        (site, gates) for site, gates in gates_by_site if gates is not None and (gates.state.is_learned or not learned)
-    ]
+    found = [(site, gates_of(adapter.output_projection(model, site))) for site in adapter.sites(model)]
+    return [(site, gates) for site, gates in found if gates is not None and (gates.state.is_learned or not learned)]
 
 
 def learn_as(model: PreTrainedModel, adapter: AttentionAdapter, kind: Literal["learned", "subset"]) -> None:
     """Set the kind of all learned gates of a model: "learned" or "subset"."""
-    config, changed = CollabConfig.on(model), {}
-    for site, gates in gated_sites(model, adapter, learned=True):
-        gates.state, gates.draw = replace(gates.state, kind=kind), None
-        changed[site.path] = replace(config.sites[site.path], gates=gates.state)
-    config.with_sites(changed).write(model)
+    layers, changed = OpenLayers.of(model, adapter), {}
+    for site, gates in gates_in(layers):
+        if gates.state.is_learned:
+            gates.state, gates.draw = replace(gates.state, kind=kind), None
+            changed[site.path] = replace(site.state, gates=gates.state)
+    layers.write(changed)
+
+
+def gates_in(layers: OpenLayers) -> list[tuple[OpenSite, HeadGates]]:
+    """Return the sites that have gates, in model order, and their gates."""
+    found = [(site, gates_of(site.output)) for site in layers.attention]
+    return [(site, gates) for site, gates in found if gates is not None]
 
 
 @checking_arguments
-@opening_attention
 def gate_report(model: PreTrainedModel) -> GateReport:
     """Return which heads are open now, by the rule of evaluation; empty for a model without gates.
 
     Args:
         model: a supported transformers model.
     """
-    return report_gates(model, get_adapter(model))
+    with opened(model) as layers:
+        return report_gates(layers)
 
 
 @torch.no_grad()
-def report_gates(model: PreTrainedModel, adapter: AttentionAdapter) -> GateReport:
-    """Return the report of `gate_report` for a model whose adapter is known."""
-    record, sites = CollabConfig.on(model).sites, []
-    for site, gates in gated_sites(model, adapter):
-        numbers = kept_heads(record, site)
+def report_gates(layers: OpenLayers) -> GateReport:
+    """Return the report of `gate_report` for an opened model."""
+    sites = []
+    for site, gates in gates_in(layers):
         sites.append(
             GatedSite(
                 path=site.path,
                 role=site.role,
                 heads=site.num_heads,
-                open=tuple(numbers[i] for i in gates.is_open().nonzero().flatten().tolist()),
+                open=tuple(site.head_numbers[i] for i in gates.is_open().nonzero().flatten().tolist()),
                 expected_open=float(gates.open_probability().sum()),
                 decided=int(gates.is_decided().sum()),
             )

@@ -1,22 +1,20 @@
 """Measure how much depends on each head: rankings that need no training."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from collab_heads.base.arguments import checking_arguments
-from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.criteria import HeadCriterion, criterion_of
 from collab_heads.heads.selection import Target, check_by_path, check_scores, check_target, choose, roles_of_heads
 from collab_heads.model.batches import NoticingFew
-from collab_heads.model.offloading import changing_attention, opening_model
-from collab_heads.model.open_site import open_sites
-from collab_heads.model.refusals import check_wrapper
-from collab_heads.sites.site import check_name
+from collab_heads.model.open_layers import OpenLayers
+from collab_heads.model.opened import opened
+from collab_heads.sites.site import AttentionSite, check_name
 
 
 @checking_arguments
@@ -56,26 +54,25 @@ def head_importance(
         NonFiniteError: if a loss, a gradient or the output of a head is NaN or inf; the batch, or the site whose
             weights caused it, is named.
     """
-    check_wrapper(model)
     criterion = criterion_of(criterion)
-    adapter = get_adapter(model)
+    with opened(model, changes=True, of="model" if criterion.needs_gradients else "attention") as layers:
+        return importance(layers, None if batches is None else NoticingFew(batches), criterion)
+
+
+def importance(layers: OpenLayers, batches: Iterable[Mapping] | None, criterion: HeadCriterion) -> dict[str, Tensor]:
+    """Measure how much depends on each head of an opened model, as `head_importance` does."""
     if not criterion.needs_batches:
         batches = ()
     elif batches is None:
         raise ArgumentError(f"criterion {criterion.name!r} ranks heads by what they do: pass batches")
     else:
-        batches = list(NoticingFew(batches))
-    sites = adapter.sites_with_heads(model)
-    if not sites:
+        batches = list(batches)
+    if not layers.with_heads:
         return {}
-
-    def scores(model: PreTrainedModel, adapter: AttentionAdapter) -> dict[str, Tensor]:
-        found = criterion.scores(model, open_sites(model, adapter, sites), batches)
-        if missing := [site.path for site in sites if site.path not in found]:
-            raise ArgumentError(f"criterion {criterion.name!r} gives no scores for {missing[0]}")
-        return found
-
-    return (opening_model if criterion.needs_gradients else changing_attention)(scores)(model, adapter)
+    found = criterion.scores(layers.model, layers.with_heads, batches)
+    if missing := [site.path for site in layers.with_heads if site.path not in found]:
+        raise ArgumentError(f"criterion {criterion.name!r} gives no scores for {missing[0]}")
+    return found
 
 
 @checking_arguments
@@ -110,9 +107,15 @@ def most_important(
     """
     check_by_path(scores)
     available = get_adapter(model).sites_with_heads(model)
-    sites = [site for site in available if site.path in scores]
     for path in scores:
         check_name(available, path)
+    return chosen_heads([site for site in available if site.path in scores], scores, target_heads)
+
+
+def chosen_heads(
+    sites: Sequence[AttentionSite], scores: Mapping[str, Tensor], target_heads: Target
+) -> dict[str, list[int]]:
+    """Choose heads of some sites as `most_important` does."""
     scores = check_scores(scores, sites)
     roles = roles_of_heads(sites)
     check_target(target_heads, roles)

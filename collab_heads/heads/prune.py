@@ -6,26 +6,24 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.progress import one_bar
-from collab_heads.contract.adapter import AttentionAdapter
-from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.heads.criteria import HeadCriterion, criterion_of
-from collab_heads.heads.gating import gated_sites
-from collab_heads.heads.importance import head_importance, most_important
+from collab_heads.heads.gating import gates_in
+from collab_heads.heads.importance import chosen_heads, importance
 from collab_heads.heads.reconstruction import regressions
 from collab_heads.heads.report import PrunedSite, PruneReport
 from collab_heads.heads.selection import Target, check_target, removal_choice, roles_of_heads
 from collab_heads.model.apply_state import prune_site
 from collab_heads.model.batches import NoticingFew
-from collab_heads.model.offloading import changing_attention
-from collab_heads.model.open_site import OpenSite, open_sites
-from collab_heads.model.refusals import check_forward, check_outputs, check_projection, check_unshared, check_wrapper
+from collab_heads.model.open_layers import OpenLayers
+from collab_heads.model.opened import opened
+from collab_heads.model.refusals import (
+    check_prunable,
+)
 from collab_heads.model.site_size import site_size
-from collab_heads.sites.record import CollabConfig
 
 
 @checking_arguments
-@changing_attention
 @one_bar("prune_heads", (("measuring heads", 1), ("refitting outputs", 1)))
 def prune_heads(
     model: PreTrainedModel,
@@ -79,24 +77,28 @@ def prune_heads(
         CalibrationError: if there are no batches in `batches`, or the model cannot take them.
         NonFiniteError: if the output of a head on them contains NaN or inf.
     """
-    check_wrapper(model)
-    adapter = get_adapter(model, capability="prune")
     criterion = criterion_of(criterion)
     if heads is not None and keep is not None:
         raise ArgumentError("heads and keep exclude each other: one of them says which heads stay")
     if isinstance(batches, Mapping):
         raise ArgumentError("batches is a dict: name the heads to remove with heads={...}, or pass a list of batches")
-    if keep is not None:
-        batches = None if batches is None else list(NoticingFew(batches))  # read twice
-        heads = heads_to_remove(model, adapter, keep, criterion, batches)
-    config, available = CollabConfig.on(model), open_sites(model, adapter, adapter.sites(model))
-    numbers, by_gates = {site.path: site.head_numbers for site in available}, heads is None
+    with opened(model, capability="prune", changes=True) as layers:
+        if keep is not None:
+            batches = None if batches is None else list(NoticingFew(batches))  # read twice
+            heads = heads_to_remove(layers, keep, criterion, batches)
+        return pruned(layers, heads, batches)
+
+
+def pruned(layers: OpenLayers, heads: Mapping | None, batches: Iterable[Mapping] | None) -> PruneReport:
+    """Remove heads as `prune_heads` does: those that are named, or those that gates close."""
+    model, by_gates = layers.model, heads is None
     if heads is None:
-        removed = closed_heads(model, adapter, numbers)
+        removed = closed_heads(layers)
     else:
-        removed = removal_choice([site.site for site in available], heads, numbers)
-    chosen = [site for site in available if removed.get(site.path) or (by_gates and site.path in removed)]
-    check_prunable(model, adapter, chosen)
+        numbers = {site.path: site.head_numbers for site in layers.attention}
+        removed = removal_choice([site.site for site in layers.attention], heads, numbers)
+    chosen = [site for site in layers.attention if removed.get(site.path) or (by_gates and site.path in removed)]
+    check_prunable(layers, chosen)
     kept = {
         site.path: [index for index, head in enumerate(site.head_numbers) if head not in removed[site.path]]
         for site in chosen
@@ -109,8 +111,7 @@ def prune_heads(
     states, reports = {}, []
     for site in chosen:
         left = tuple(site.head_numbers[index] for index in kept[site.path])
-        state = config.site(site.site)
-        states[site.path] = prune_site(site, state, left, refitted.get(site.path), folds_gates=by_gates)
+        states[site.path] = prune_site(site, site.state, left, refitted.get(site.path), folds_gates=by_gates)
         before, after = sizes[site.path], site_size(site)
         reports.append(
             PrunedSite(
@@ -126,57 +127,34 @@ def prune_heads(
                 share_lost=refitted[site.path].share_lost if site.path in refitted else None,
             )
         )
-    config.with_sites(states).write(model)
+    layers.write(states)
     return PruneReport(tuple(reports), parameters_before, model.num_parameters())
 
 
 def heads_to_remove(
-    model: PreTrainedModel,
-    adapter: AttentionAdapter,
-    keep: Target,
-    criterion: HeadCriterion,
-    batches: Sequence[Mapping] | None,
+    layers: OpenLayers, keep: Target, criterion: HeadCriterion, batches: Sequence[Mapping] | None
 ) -> dict[str, list[int]]:
     """Return the original numbers of the heads that a criterion ranks below those that stay, by path."""
-    available = adapter.sites_with_heads(model)
+    available = [site.site for site in layers.with_heads]
     sites = [site for site in available if not isinstance(keep, Mapping) or site.role in keep]
     check_target(keep, roles_of_heads(sites or available), "keep")
-    scores = head_importance(model, batches, criterion=criterion)
-    named = {site.path: scores[site.path] for site in sites}
-    alive = most_important(model, named, keep)
-    numbers = {site.path: site.head_numbers for site in open_sites(model, adapter)}
+    scores = importance(layers, batches, criterion)
+    alive = chosen_heads(sites, {site.path: scores[site.path] for site in sites}, keep)
     return {
-        path: [number for number, stays in zip(numbers[path], of_site, strict=True) if not stays]
+        path: [number for number, stays in zip(layers.at(path).head_numbers, of_site, strict=True) if not stays]
         for path, of_site in alive.items()
     }
 
 
-def closed_heads(
-    model: PreTrainedModel, adapter: AttentionAdapter, numbers: Mapping[str, Sequence[int]]
-) -> dict[str, list[int]]:
+def closed_heads(layers: OpenLayers) -> dict[str, list[int]]:
     """Return the original numbers of the heads that gates close, by path, for all gated sites."""
     closed = {}
-    for site, gates in gated_sites(model, adapter):
+    for site, gates in gates_in(layers):
         is_open = gates.is_open().tolist()
-        closed[site.path] = [head for head, opened in zip(numbers[site.path], is_open, strict=True) if not opened]
+        closed[site.path] = [head for head, is_kept in zip(site.head_numbers, is_open, strict=True) if not is_kept]
     if not closed:
         raise SwapError(
             "the model has no gates: say how many heads stay (keep=), name the heads to remove (heads=), or call "
             "swap_to_gated and train first"
         )
     return closed
-
-
-def check_prunable(model: PreTrainedModel, adapter: AttentionAdapter, sites: Sequence[OpenSite]) -> None:
-    """Raise SwapError unless every projection of the sites is a plain Linear, and every class a known one."""
-    named = [site.site for site in sites]
-    check_outputs(model, adapter, named)
-    check_unshared(model, adapter, named, ("query", "key", "value", "output"))
-    for site in sites:
-        check_forward(site.site, site.module)
-        if adapter.stock_class(site.module) is None:
-            raise SwapError(
-                f"{site.path} is a {type(site.module).__name__}, not a class that {type(adapter).__name__} knows"
-            )
-        for projection in (*(() if site.is_swapped else site.projections), site.value):
-            check_projection(site.site, projection)

@@ -25,7 +25,7 @@ from collab_heads.layers.layout import weight_of
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.model.apply_state import OutputWeights
 from collab_heads.model.batches import run_batches
-from collab_heads.model.open_site import OpenSite
+from collab_heads.model.open_layers import OpenSite
 from collab_heads.model.portions import portions
 
 Regression = TypeVar("Regression", bound="HeadRegression")

@@ -31,8 +31,7 @@ from collab_heads.layers.query_key import QueryKey
 from collab_heads.layers.query_key_kinds import build_query_key, exact_query_key
 from collab_heads.layers.removed import EmptyProjection, empty_projection, filled_projection, keep_rows
 from collab_heads.layers.values import ValueWeights, keep_value_rows, write_values
-from collab_heads.model.open_feed_forward import OpenFeedForward, OpenLayerSite, open_layers
-from collab_heads.model.open_site import OpenSite
+from collab_heads.model.open_layers import OpenFeedForward, OpenLayers, OpenLayerSite, OpenSite
 from collab_heads.model.record_sync import sync_record
 from collab_heads.sites.record import FIELD, STATE
 from collab_heads.sites.state import FeedForwardState, SiteState
@@ -250,37 +249,38 @@ def as_trained(site: OpenSite, query_key: QueryKey) -> QueryKey:
 
 
 @contextmanager
-def undone(model: PreTrainedModel, sites: Sequence[OpenLayerSite]) -> Iterator[None]:
+def undone(layers: OpenLayers, sites: Sequence[OpenLayerSite]) -> Iterator[OpenLayers]:
     """Undo all changes of some sites of a model, and of its record, when the context ends, also on an error.
 
     While the context is open, copies replace the modules of these sites, so that the modules themselves stay as they
-    are. Sites that were opened before hold the modules, not the copies: open them again inside. The copies share the
-    memory of the weights, which are most of a model: do not write to it (see `write_weight`).
+    are. The copies share the memory of the weights, which are most of a model: do not write to it (see `write_weight`).
 
     Args:
-        model: the model.
-        sites: those that may change, opened before or in another such context.
+        layers: the layers of the model.
+        sites: those of them that may change.
+
+    Yields:
+        The layers, bound to the copies.
     """
-    sync_record(model)
+    model = layers.model
+    sync_record(model, layers.record)
     places: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
     for parent in model.modules():
         for name, child in parent.named_children():
             places.setdefault(child, []).append((parent, name))
-    paths = {site.path for site in sites}
-    now = [site for site in open_layers(model, sites[0].adapter) if site.path in paths] if sites else []
-    originals = list(dict.fromkeys(module for site in now for module in site.modules))
+    originals = list(dict.fromkeys(module for site in sites for module in site.modules))
     stacks = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
     records = [(stack.config, getattr(stack.config, FIELD, None)) for stack in stacks]
     shared = [stack.config for stack in stacks] + [hook for module in originals for hook in hooks_of(module)]
     memo = {id(each): each for each in shared}  # configs of the model and hooks of the user: the copies share them
     memo |= {id(each): nn.Parameter(each.detach(), each.requires_grad) for each in weights_in(originals)}
     copies = {module: copy.deepcopy(module, memo) for module in originals}
-    blocks = [(site.block, vars(site.block).get(STATE)) for site in now if isinstance(site, OpenFeedForward)]
+    blocks = [(site.block, vars(site.block).get(STATE)) for site in sites if isinstance(site, OpenFeedForward)]
     try:
         for module, replacement in copies.items():
             for parent, name in places[module]:  # an output projection may be inside its attention module
                 setattr(parent, name, replacement)
-        yield
+        yield layers.with_copies(copies)
     finally:
         for module in originals:
             for parent, name in places[module]:

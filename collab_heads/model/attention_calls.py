@@ -21,7 +21,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from collab_heads.errors import CalibrationError
 from collab_heads.model.batches import attention_backend, sides
-from collab_heads.model.open_site import OpenSite
+from collab_heads.model.open_layers import OpenSite
 
 BACKEND = "collab_heads_recording"
 SAMPLE_BYTES = 512 * 2**20  # of all recorded inputs together; beyond it half of the portions are dropped

@@ -15,7 +15,7 @@ from collab_heads.base.option_values import FeedForwardRole, Role
 from collab_heads.base.progress import progress_bar
 from collab_heads.contract.registry import is_lone_decoder, known_adapter
 from collab_heads.errors import CalibrationError, CollabHeadsError
-from collab_heads.model.offloading import input_device
+from collab_heads.model.opened import input_device
 from collab_heads.sites.site import AttentionSite, Site
 
 logger = logging.get_logger("transformers.collab_heads")  # below transformers' own: its verbosity counts

@@ -12,7 +12,7 @@ from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.layers.fused import whole_of
 from collab_heads.layers.output import HeadOutputProjection
-from collab_heads.model.open_site import OpenSite, open_sites
+from collab_heads.model.open_layers import OpenLayers, OpenSite
 
 Part = Literal["query", "key", "value", "output"]
 PARTS: tuple[Part, ...] = ("query", "key", "value", "output")
@@ -50,7 +50,7 @@ def peft_targets(
     paths = {module: path for path, module in model.named_modules()}
     modules = [
         module
-        for site in open_sites(model, get_adapter(model))
+        for site in OpenLayers.of(model, get_adapter(model)).with_heads
         for part in PARTS
         if part in named
         for module in [module_of(site, part)]

@@ -10,8 +10,7 @@ from collab_heads.contract.registry import adapter_for_config, known_adapter
 from collab_heads.errors import ConfigError
 from collab_heads.layers.query_key_kinds import EXACT_KIND
 from collab_heads.model.apply_state import apply_feed_forward, apply_state
-from collab_heads.model.open_feed_forward import OpenFeedForward, open_feed_forwards
-from collab_heads.model.open_site import OpenSite, open_sites
+from collab_heads.model.open_layers import OpenFeedForward, OpenLayers, OpenSite
 from collab_heads.sites.record import FIELD, STATE, CollabConfig
 from collab_heads.sites.site import kept_groups
 from collab_heads.sites.state import DIVIDED, FeedForwardState, QueryKeyKind, SiteState, expect
@@ -35,8 +34,9 @@ def rebuild(model: PreTrainedModel) -> None:
         return
     adapter = adapter_for_config(model.config)
     stacks = {name for name, _ in model.base_model.named_children()}
-    sites = {site.path: site for site in open_sites(model, adapter, adapter.sites(model))}
-    blocks = {block.path: block for block in open_feed_forwards(model, adapter)} if record.feed_forwards else {}
+    layers = OpenLayers.of(model, adapter)
+    sites = {site.path: site for site in layers.attention}
+    blocks = {block.path: block for block in layers.feed_forwards} if record.feed_forwards else {}
     for path, state in record.states.items():
         if not adapter.knows(path, state):
             what = "site of attention" if isinstance(state, SiteState) else "feed-forward block"
@@ -98,14 +98,13 @@ def catch_up(model: PreTrainedModel, record: Mapping | None) -> None:
         record: `config.collab_heads` of the other model; None if it has none.
     """
     adapter = adapter_for_config(model.config)
-    sites, blocks = open_sites(model, adapter), open_feed_forwards(model, adapter)
     if record is None:
         return
-    config = CollabConfig.read(record)
-    config.write(model)
-    for site in sites:
+    layers, config = OpenLayers.of(model, adapter), CollabConfig.read(record)
+    config.write(model, before=layers.record)
+    for site in layers.with_heads:
         apply_state(site, config.site(site.site))
-    for block in blocks:
+    for block in layers.feed_forwards:
         apply_feed_forward(block, config.site(block.site))
 
 

@@ -15,15 +15,19 @@ from collab_heads.errors import UnsupportedModelError
 from collab_heads.sites.record import FIELD, STATE, CollabConfig, configs_in, own_configs
 
 
-def sync_record(model: PreTrainedModel) -> None:
+def sync_record(model: PreTrainedModel, record: CollabConfig | None = None) -> None:
     """Make the config of a model, and those inside it, record its modules; shared configs are copied first.
+
+    Args:
+        model: the model.
+        record: the record of its modules, where it is known.
 
     Raises:
         UnsupportedModelError: if no config can record this state: of a stack that cannot be loaded alone, of a model
             that holds another one without having its config, or of one that holds several models with different
             changes.
     """
-    record, adapter = CollabConfig.on(model), known_adapter(model.config)
+    record, adapter = CollabConfig.on(model) if record is None else record, known_adapter(model.config)
     if adapter is None and not hasattr(model.config, FIELD):
         settle_inner(model)
         return
@@ -37,7 +41,7 @@ def sync_record(model: PreTrainedModel) -> None:
             f"{model.config.model_type} model that is loaded by itself: save the whole model that has it"
         )
     elif not record.is_in(model):
-        record.write(model)
+        record.write(model, before=record)
     if any(CollabConfig.on(other) != CollabConfig.of(model.config) for _, other in beside):
         check_built(model)
 

@@ -12,7 +12,7 @@ from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import UnsupportedModelError
 from collab_heads.model.batches import attention_backend
-from collab_heads.model.open_site import open_sites
+from collab_heads.model.open_layers import OpenLayers
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.sites.site import AttentionSite
 
@@ -52,7 +52,7 @@ def recording(
     handles = []
     with backend:
         try:
-            for site in open_sites(model, adapter):
+            for site in OpenLayers.of(model, adapter).with_heads:
                 if weights is not None:
                     if adapter.weights_argument is not None:
                         asks = asking_hook(adapter.weights_argument)

@@ -1,5 +1,6 @@
 """Checks that refuse models, sites and optimizers that cannot be changed in place, and name a way out."""
 
+import math
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,15 +14,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import PreTrainedModel
 
 from collab_heads.base.wrappers import MERGE_FIRST, check_model, has_adapters
-from collab_heads.contract.adapter import AttentionAdapter
-from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
+from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, UnsupportedModelError
 from collab_heads.layers.fused import FusedPart, identity, whole_of
 from collab_heads.layers.layout import PLAIN, is_quantised
 from collab_heads.layers.output import HeadOutputProjection
-from collab_heads.model.device_hooks import HOOK
-from collab_heads.model.open_feed_forward import OpenFeedForward
-from collab_heads.model.open_site import OpenSite, open_sites
-from collab_heads.sites.site import AttentionSite, Site
+from collab_heads.model.open_layers import OpenFeedForward, OpenLayers, OpenLayerSite, OpenSite, modules_of
+from collab_heads.sites.site import Site
+
+HOOK = "_hf_hook"  # where accelerate keeps the hook of a module
 
 
 def check_wrapper(model: nn.Module) -> None:
@@ -42,38 +42,38 @@ def check_not_inference(model: nn.Module) -> None:
         )
 
 
-def check_swappable(model: PreTrainedModel, adapter: AttentionAdapter, sites: Sequence[OpenSite]) -> None:
+def check_swappable(layers: OpenLayers, sites: Sequence[OpenSite]) -> None:
     """Raise SwapError unless every site is a stock attention module whose class and projections can be replaced."""
-    check_unshared(model, adapter, [site.site for site in sites], ("query", "key"), inside=False)
+    check_unshared(layers, sites, ("query", "key"), inside=False)
     for site in sites:
         if site.is_swapped:
             raise SwapError(
                 f"{site.path} is collaborative already: load the original checkpoint again to choose another width, "
                 "or leave the site out with sites="
             )
-        if adapter.stock_class(site.module) is None:
+        if site.adapter.stock_class(site.module) is None:
             raise SwapError(
                 f"{site.path} is a {type(site.module).__name__}, not one of the stock classes that "
-                f"{type(adapter).__name__} replaces ({', '.join(c.__name__ for c in adapter.replacements)})"
+                f"{type(site.adapter).__name__} replaces ({', '.join(c.__name__ for c in site.adapter.replacements)})"
             )
         check_forward(site.site, site.module)
         for projection in (*site.projections, site.value):
             check_projection(site.site, projection)
 
 
-def check_values(model: PreTrainedModel, adapter: AttentionAdapter, sites: Sequence[OpenSite]) -> None:
+def check_values(layers: OpenLayers, sites: Sequence[OpenSite]) -> None:
     """Raise SwapError unless the values of every site, and the columns that read them, can be replaced."""
-    check_outputs(model, adapter, [site.site for site in sites])
-    check_unshared(model, adapter, [site.site for site in sites], ("value", "output"))
+    check_outputs(layers, sites)
+    check_unshared(layers, sites, ("value", "output"))
     for site in sites:
         check_forward(site.site, site.module)
         check_projection(site.site, site.value)
 
 
-def check_outputs(model: PreTrainedModel, adapter: AttentionAdapter, sites: Sequence[AttentionSite]) -> None:
+def check_outputs(layers: OpenLayers, sites: Sequence[OpenSite]) -> None:
     """Raise SwapError unless the output projection of every site is unshared, and a plain Linear or one of ours."""
-    check_unshared(model, adapter, sites, ("output",))
-    for site in open_sites(model, adapter, sites):
+    check_unshared(layers, sites, ("output",))
+    for site in sites:
         check_forward(site.site, site.output)
         if isinstance(site.output, HeadOutputProjection):
             check_weight(site.site, site.output)
@@ -81,19 +81,25 @@ def check_outputs(model: PreTrainedModel, adapter: AttentionAdapter, sites: Sequ
             check_projection(site.site, site.output)
 
 
-def check_unshared(
-    model: PreTrainedModel,
-    adapter: AttentionAdapter,
-    sites: Sequence[AttentionSite],
-    names: Sequence[str],
-    *,
-    inside: bool = True,
-) -> None:
+def check_prunable(layers: OpenLayers, sites: Sequence[OpenSite]) -> None:
+    """Raise SwapError unless every projection of the sites is a plain Linear, and every class a known one."""
+    check_outputs(layers, sites)
+    check_unshared(layers, sites, ("query", "key", "value", "output"))
+    for site in sites:
+        check_forward(site.site, site.module)
+        if site.adapter.stock_class(site.module) is None:
+            raise SwapError(
+                f"{site.path} is a {type(site.module).__name__}, not a class that {type(site.adapter).__name__} knows"
+            )
+        for projection in (*(() if site.is_swapped else site.projections), site.value):
+            check_projection(site.site, projection)
+
+
+def check_unshared(layers: OpenLayers, sites: Sequence[OpenSite], names: Sequence[str], *, inside: bool = True) -> None:
     """Raise SwapError if a projection of the sites, or its weight, is also another one, which would change with it.
 
     Args:
-        model: the model.
-        adapter: its adapter.
+        layers: the layers of the model.
         sites: those that are about to change.
         names: which of "query", "key", "value" and "output" change.
         inside: whether a weight that is used twice within a single site is refused, too.
@@ -101,7 +107,7 @@ def check_unshared(
     if not sites:
         return
     owners: dict[tuple[int, int], list[tuple[str, str]]] = {}
-    for site in open_sites(model, adapter):
+    for site in layers.with_heads:
         for name, projection in named_projections(site, names).items():
             owners.setdefault(identity(projection), []).append((site.path, name))
     changing = {site.path for site in sites}
@@ -190,6 +196,58 @@ def check_weight(site: Site, projection: nn.Module) -> None:
     if is_quantised(weight):
         kind = type(weight).__name__ if weight.is_floating_point() else weight.dtype
         raise SwapError(f"{site.path}: its weights are {kind}, not floating point: change the model, then quantise it")
+
+
+NOT_FINITE = "contains NaN or inf: take a checkpoint from before, or load the model again"
+UNPACK = "take the model as it was before it was quantised; where a target has int8=True, that stores eight bits"
+BRING = "load the model with its weights, on the processor and without device_map"
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def check_finite_sites(model: PreTrainedModel, sites: Sequence[OpenLayerSite]) -> None:
+    """Raise NonFiniteError if a weight of some sites contains NaN or inf; the site and the weight are named."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for site in sites:
+        for parameter in (each for module in modules_of(site) for each in module.parameters()):
+            if not is_finite(parameter):
+                raise NonFiniteError(f"{site.path}: its weight {names[id(parameter)]} {NOT_FINITE}")
+
+
+def is_finite(parameter: torch.Tensor) -> bool:
+    """Return False if a weight contains NaN or inf; one that is offloaded or quantised is not read."""
+    is_here = parameter.numel() and not parameter.is_meta and not is_quantised(parameter)
+    if not is_here or parameter.dtype not in FLOATS:
+        return True
+    return all(math.isfinite(edge) for edge in torch.aminmax(parameter.detach()))
+
+
+def check_weights(model: PreTrainedModel) -> None:
+    """Check that the processor can compute with every weight of a model.
+
+    Raises:
+        NonFiniteError: if one contains NaN or inf.
+        UnsupportedModelError: if one is on another device, or quantised, or of a type without arithmetic.
+    """
+    for name, weight in model.named_parameters():
+        if is_quantised(weight) or weight.dtype not in FLOATS:
+            kind = weight.dtype if type(weight) in (torch.Tensor, nn.Parameter) else type(weight).__name__
+            raise UnsupportedModelError(f"the weight {name} is {kind}, not floating point of 16 bits or more: {UNPACK}")
+        if weight.device.type != "cpu":
+            raise UnsupportedModelError(f"the weight {name} is on the {weight.device.type} device: {BRING}")
+        if not is_finite(weight):
+            raise NonFiniteError(f"the weight {name} {NOT_FINITE}")
+
+
+def unmark_dequantised(model: PreTrainedModel) -> None:
+    """Remove the mark of a quantiser from a model whose weights it has turned into floating point, in place.
+
+    transformers leaves it there when it loads GGUF, and would not save the model.
+    """
+    quantiser = getattr(model, "hf_quantizer", None)
+    if quantiser is None or not hasattr(quantiser.quantization_config, "dequantize"):
+        return
+    if all(weight.dtype in FLOATS and not is_quantised(weight) for weight in model.parameters()):
+        quantiser.remove_quantization_config(model)
 
 
 REMOVED = WeakTensorKeyDictionary()  # parameter that is alive -> the model that it was in

@@ -11,8 +11,7 @@ from collab_heads.layers.layout import weight_of, widths
 from collab_heads.layers.query_key import QueryKey
 from collab_heads.layers.query_key_kinds import build_query_key
 from collab_heads.layers.removed import NoHeads
-from collab_heads.model.open_feed_forward import OpenFeedForward
-from collab_heads.model.open_site import OpenSite
+from collab_heads.model.open_layers import OpenFeedForward, OpenSite
 from collab_heads.sites.site import count_key_heads
 from collab_heads.sites.state import DIVIDED, QueryKeyState
 

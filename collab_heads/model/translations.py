@@ -20,7 +20,7 @@ from collab_heads.model.batches import (
     moved,
     reads_texts_alone,
 )
-from collab_heads.model.offloading import input_device
+from collab_heads.model.opened import input_device
 
 LENGTH, MORE = 2, 8  # a translation has at most LENGTH tokens per source token, plus MORE
 

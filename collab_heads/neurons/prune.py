@@ -17,17 +17,15 @@ from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.collaborative.calibrate import CalibratedSites
 from collab_heads.collaborative.input_moments import InputMoments
 from collab_heads.collaborative.widths import widths_asked
-from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, UnsupportedModelError
 from collab_heads.heads.reconstruction import most_costly
 from collab_heads.model.apply_state import OutputWeights, keep_neurons
 from collab_heads.model.batches import NoticingFew
-from collab_heads.model.offloading import changing_layers
-from collab_heads.model.open_feed_forward import OpenFeedForward, open_feed_forwards
-from collab_heads.model.refusals import check_feed_forwards, check_wrapper
+from collab_heads.model.open_layers import OpenFeedForward, OpenLayers
+from collab_heads.model.opened import opened
+from collab_heads.model.refusals import check_feed_forwards
 from collab_heads.model.site_size import FeedForwardGeometry, size_of
 from collab_heads.neurons.regression import NeuronRegression, refit_errors
-from collab_heads.sites.record import CollabConfig
 
 MULTIPLE = 8  # to which shares of neurons are rounded up, for the kernels of matrix products
 Kept = int | float
@@ -97,7 +95,6 @@ class PruneNeuronsReport:
 @checking_arguments
 @torch.inference_mode(False)  # new parameters are to be trained
 @torch.no_grad()
-@changing_layers
 @one_bar("prune_neurons", (("calibrating", 1), ("choosing neurons", 1)))
 def prune_neurons(
     model: PreTrainedModel, batches: Iterable[Mapping], *, keep: Kept | Mapping[str, Kept]
@@ -138,9 +135,14 @@ def prune_neurons(
         CalibrationError: if there are no batches, or the model cannot take them.
         NonFiniteError: if weights, or what neurons put out, contain NaN or inf.
     """
-    check_wrapper(model)
-    adapter = get_adapter(model, capability="neurons")
-    blocks = [block for block in open_feed_forwards(model, adapter) if block.num_neurons]
+    with opened(model, capability="neurons", changes=True, of="layers") as layers:
+        return pruned(layers, batches, keep)
+
+
+def pruned(layers: OpenLayers, batches: Iterable[Mapping], keep: Kept | Mapping[str, Kept]) -> PruneNeuronsReport:
+    """Remove neurons of an opened model as `prune_neurons` does."""
+    model, adapter = layers.model, layers.adapter
+    blocks = [block for block in layers.feed_forwards if block.num_neurons]
     if not blocks:
         raise UnsupportedModelError(
             f"{type(adapter).__name__} does not say where feed-forward blocks are (`feed_forwards`)"
@@ -153,16 +155,16 @@ def prune_neurons(
     chosen = [block for block in blocks if counts.get(block.path, block.num_neurons) < block.num_neurons]
     check_feed_forwards(model, chosen)
     fits = fitted(model, chosen, list(NoticingFew(batches)), counts)
-    before, config = model.num_parameters(), CollabConfig.on(model)
+    before = model.num_parameters()
     # Nothing has changed up to here; nothing can fail from here on.
     states, reports = {}, []
     for block in chosen:
         (kept, refit, lost), was = fits[block.path], FeedForwardGeometry.of(block)
-        states[block.path] = keep_neurons(block, config.site(block.site), kept, refit)
+        states[block.path] = keep_neurons(block, block.state, kept, refit)
         now = FeedForwardGeometry.of(block)
         sizes = was.neurons, now.neurons, size_of(was).parameters, size_of(now).parameters
         reports.append(PrunedBlock(block.path, block.role, *sizes, share_lost=lost))
-    config.with_sites(states).write(model)
+    layers.write(states)
     return PruneNeuronsReport(tuple(reports), before, model.num_parameters())
 
 

@@ -15,7 +15,7 @@ from collab_heads.base.numerics import cholesky_
 from collab_heads.collaborative.input_moments import InputMoments
 from collab_heads.heads.reconstruction import ROUNDING, HeadRegression, block_of, missing_square
 from collab_heads.layers.layout import weight_of
-from collab_heads.model.open_feed_forward import OpenFeedForward
+from collab_heads.model.open_layers import OpenFeedForward
 
 # Covariances between neurons are shrunk as if further tokens, this share of the number of neurons, had shown none.
 # Measured on MiniLM with 256 and with 2,048 sentences: the best for few tokens, and no worse for many.

@@ -11,8 +11,8 @@ from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, UnsupportedModelError
 from collab_heads.layers.output import gates_of
-from collab_heads.model.offloading import opening_attention
-from collab_heads.model.open_site import open_sites
+from collab_heads.model.open_layers import OpenLayers
+from collab_heads.model.opened import opened
 from collab_heads.model.refusals import check_unshared, check_wrapper
 from collab_heads.rotation.head_rows import (
     HeadTensors,
@@ -28,14 +28,12 @@ from collab_heads.rotation.head_rows import (
     slot_pairs,
 )
 from collab_heads.rotation.optimizer_state import inner_optimizer
-from collab_heads.sites.record import CollabConfig
 
 # Wrappers that do not change the parameters of the model inside -> the attribute that holds the model.
 _INSIDE = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
 
 
 @checking_arguments
-@opening_attention
 def swap_heads(
     model: PreTrainedModel,
     pairs: Pairs,
@@ -78,10 +76,9 @@ def swap_heads(
 
     Source: Azov and Landau 2020 (MHR-NLP-Transformers), "parameter swapping".
     """
-    planned = plan_exchanges(model, pairs, optimizer)
-    # Nothing has changed up to here; nothing can fail from here on.
-    with torch.no_grad():
-        for first, second in planned:
+    with opened(model, unwrapped_adapter(model)) as layers, torch.no_grad():
+        # Nothing changes before all pairs are checked; nothing can fail after it.
+        for first, second in exchanges_in(layers, pairs, optimizer):
             for name, rows in first.items():
                 kept = rows.clone()
                 rows.copy_(second[name])
@@ -89,18 +86,22 @@ def swap_heads(
 
 
 def plan_exchanges(
-    model: PreTrainedModel,
-    pairs: Pairs,
-    optimizer: torch.optim.Optimizer | None = None,
+    model: PreTrainedModel, pairs: Pairs, optimizer: torch.optim.Optimizer | None = None
 ) -> list[tuple[HeadTensors, HeadTensors]]:
     """Check all pairs and return, for each, the tensors to exchange, by name; nothing is changed.
 
     The arguments and errors are those of `swap_heads`.
     """
-    adapter = unwrapped_adapter(model)
-    optimizer = inner_optimizer(optimizer, model)
-    sites = {site.path: site for site in open_sites(model, adapter, adapter.sites(model))}
-    record, planned = CollabConfig.on(model), []
+    return exchanges_in(OpenLayers.of(model, unwrapped_adapter(model)), pairs, optimizer)
+
+
+def exchanges_in(
+    layers: OpenLayers, pairs: Pairs, optimizer: torch.optim.Optimizer | None
+) -> list[tuple[HeadTensors, HeadTensors]]:
+    """As `plan_exchanges`, in an opened model."""
+    optimizer = inner_optimizer(optimizer, layers.model)
+    sites = {site.path: site for site in layers.attention}
+    planned = []
     named: dict[tuple[str, int], Slot] = {}  # path and key head -> the place that names it
     for pair in slot_pairs(pairs):
         ends = [(find_site(sites, slot), slot) for slot in pair]
@@ -111,13 +112,13 @@ def plan_exchanges(
                 " and ".join(f"{slot} ({site.role})" for site, slot in ends) + " cannot change places across roles or "
                 "stacks: pair heads of one role"
             )
-        indices = [index_of(record, site, slot) for site, slot in ends]
+        indices = [index_of(layers.record, site, slot) for site, slot in ends]
         for (site, slot), index in zip(ends, indices, strict=True):
             first_named = named.setdefault((site.path, site.groups[index]), slot)
             if first_named != slot:
                 raise ArgumentError(f"{first_named} and {slot} share a key head and move together: name one of them")
         check_members(pair, [(members_of(site, index), index) for (site, _), index in zip(ends, indices, strict=True)])
-        check_unshared(model, adapter, [site.site for site, _ in ends], ("query", "key", "value"))
+        check_unshared(layers, [site for site, _ in ends], ("query", "key", "value"))
         check_gates(pair, [gates_of(site.output) for site, _ in ends])
         first, second = (head_rows(site, index, optimizer) for (site, _), index in zip(ends, indices, strict=True))
         check_same_tensors(pair, first, second)

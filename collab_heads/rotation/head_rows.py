@@ -12,7 +12,7 @@ from collab_heads.layers.fused import part_of, whole_of
 from collab_heads.layers.gates import HeadGates
 from collab_heads.layers.layout import is_dtensor, is_transposed, widths
 from collab_heads.layers.output import alphas_of, gates_of
-from collab_heads.model.open_site import OpenSite
+from collab_heads.model.open_layers import OpenSite
 from collab_heads.model.refusals import check_projection
 from collab_heads.rotation.optimizer_state import elementwise_state
 from collab_heads.sites.record import CollabConfig

@@ -21,9 +21,7 @@ from collab_heads.layers.fused import FusedPart, whole_of
 from collab_heads.layers.layout import become, set_weight, weight_of, widths
 from collab_heads.layers.output import HeadOutputProjection, fold_output
 from collab_heads.model.apply_state import restore_neurons
-from collab_heads.model.open_feed_forward import open_feed_forwards
-from collab_heads.model.open_site import OpenSite, open_sites
-from collab_heads.sites.record import CollabConfig
+from collab_heads.model.open_layers import OpenLayers, OpenSite
 from collab_heads.sites.site import count_key_heads
 from collab_heads.sites.state import DIVIDED
 
@@ -69,21 +67,21 @@ def as_stock_layers(model: PreTrainedModel, takes: str, head_entries: Sequence[s
         SwapError: if heads share queries and keys, or keep frequency pairs of their own; the message names the site and
             the call that helps.
     """
-    adapter, record = get_adapter(model), CollabConfig.on(model)
-    sites = open_sites(model, adapter, adapter.sites(model))
-    changed = [site for site in sites if site.path in record.sites]
+    adapter = get_adapter(model)
+    layers = OpenLayers.of(model, adapter)
+    changed = [site for site in layers.attention if site.path in layers.record.sites]
     for site in changed:
         check_kind(site, takes)
     notes, stock = [], stock_twin(model, [])
-    stock_sites = dict(zip(sites, open_sites(stock, adapter, [site.site for site in sites]), strict=True))
+    stock_sites = dict(zip(layers.attention, OpenLayers.of(stock, adapter).attention, strict=True))
     count = common_count(adapter, model, stock_sites)
-    for site in changed if count is None else sites:
+    for site in changed if count is None else layers.attention:
         if filled := write_heads(site, stock_sites[site].module, stock_sites[site].output, count):
             notes.append(f"{site.path}: {filled}")
     if count is not None:
         for name in head_entries:
             setattr(model.config, name, count)
-    for block in open_feed_forwards(model, adapter):
+    for block in layers.feed_forwards:
         if not block.num_neurons:
             restore_neurons(block, LEAST)
     return tuple(notes)

@@ -135,15 +135,19 @@ class CollabConfig:
         sites = {path: state.to_dict() for path, state in self.states.items()}
         return json.loads(json.dumps({"version": VERSION, "sites": sites}))  # lists for tuples, as a loaded one has
 
-    def write(self, model: PreTrainedModel) -> None:
+    def write(self, model: PreTrainedModel, before: "CollabConfig | None" = None) -> None:
         """Store the record in the modules of a model, in its config and in those of its inner stacks.
 
         A model without changed sites has no record. T5 gives each stack its own copy of the config. A stack with a
         config of its own kind, such as CLIP's for texts, which loads alone from the files of the whole, has its part in
         that config. If the config of a model does not match its modules, another model shares the config: the model
         gets its own copy.
+
+        Args:
+            model: the model.
+            before: the record of its modules, where it is known.
         """
-        if not CollabConfig.on(model).is_in(model):
+        if not (CollabConfig.on(model) if before is None else before).is_in(model):
             own_configs(model)
         ordered: dict[str, SiteState | FeedForwardState] = {}
         for path, module in model.base_model.named_modules(remove_duplicate=False):

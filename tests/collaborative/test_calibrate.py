@@ -5,6 +5,7 @@ import torch
 from model_inputs import batch, cast
 from model_runs import swap
 from model_sizes import VOCABULARY, WIDTH
+from opening import layers_of
 from transformers import BatchEncoding
 from unchanged import assert_unchanged, refused, snapshot
 
@@ -12,7 +13,6 @@ import collab_heads
 from collab_heads.collaborative.input_moments import InputMoments, listening
 from collab_heads.errors import CalibrationError, NonFiniteError
 from collab_heads.model.batches import check_batches, run_batches
-from collab_heads.model.open_site import open_sites
 from families import FAMILIES, LAYOUTS
 
 EXACT64 = 1e-11  # float64 sums in another order; differences seen: 7e-15
@@ -21,7 +21,7 @@ FP32_NORMS = 2e-5  # relative: T5's norms compute in float32 whatever the model'
 
 def measure(model, batches, paths=None):
     """path -> (query-side, key-side) moments of every site, or of those named."""
-    masks, sites = {}, open_sites(model, collab_heads.get_adapter(model))
+    masks, sites = {}, layers_of(model).with_heads
     with listening([site for site in sites if paths is None or site.path in paths], masks) as listeners:
         run_batches(model, batches, masks, "calibrating")
     return {listener.site.path: listener.moments() for listener in listeners}

@@ -7,15 +7,14 @@ import pytest
 import torch
 from compressing import batches_of
 from model_sizes import EXACT, WIDTH
+from opening import layers_of
 
 from collab_heads import compress, swap_to_collaborative
 from collab_heads.collaborative import calibrate
 from collab_heads.collaborative.calibrate import CalibratedSites, grouped, moment_counts, most_bytes
 from collab_heads.compression import plan
-from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import CalibrationError
 from collab_heads.model.batches import num_rows
-from collab_heads.model.open_site import open_sites
 from collab_heads.neurons import regression
 from families import FAMILIES
 
@@ -68,7 +67,7 @@ def test_what_is_held_is_one_group(monkeypatch):
     monkeypatch.setattr(calibrate, "LEAST", 0)
     monkeypatch.setattr(calibrate, "SHARE", 0)
     model = FAMILIES["bert"].build()
-    sites = open_sites(model, get_adapter(model))
+    sites = layers_of(model).with_heads
     assert moment_counts(sites, sites) == {site.path: 2 * WIDTH**2 + EXACT**2 for site in sites}
     calibrated = CalibratedSites(model, sites, [], sites, batches_of(FAMILIES["bert"], 2))
     for site in sites:
@@ -103,7 +102,7 @@ def test_no_group_outlives_its_turn(monkeypatch):
 def test_released_moments_are_made_again(are_one, monkeypatch):
     """One group stays: to make it again would take a pass, and it is small."""
     model = FAMILIES["bert"].build()
-    sites = open_sites(model, get_adapter(model))
+    sites = layers_of(model).with_heads
     batches, path = batches_of(FAMILIES["bert"], 2), sites[-1].path
     expected = CalibratedSites(model, sites, [], sites, batches).of(path).outputs[path].outer
     if not are_one:
@@ -120,7 +119,7 @@ def test_released_moments_are_made_again(are_one, monkeypatch):
 def test_taken_moments_are_made_again(are_one, monkeypatch):
     """Those of one group stay, as when they are released; others are made again on request."""
     model = FAMILIES["marian"].build()
-    sites = open_sites(model, get_adapter(model))
+    sites = layers_of(model).with_heads
     if not are_one:
         monkeypatch.setattr(calibrate, "SHARE", 0)
         monkeypatch.setattr(calibrate, "LEAST", 8 * max(moment_counts(sites, sites).values()) * 2)  # two in a group
@@ -164,7 +163,7 @@ def test_moments_of_neurons_are_freed_while_errors_are_measured(monkeypatch):
 
 def test_groups_are_smaller_where_examples_are_few(monkeypatch):
     model = FAMILIES["bert"].build()
-    sites, batches = open_sites(model, get_adapter(model)), batches_of(FAMILIES["bert"], 2)
+    sites, batches = layers_of(model).with_heads, batches_of(FAMILIES["bert"], 2)
     whole = 8 * sum(moment_counts(sites, sites).values())
     monkeypatch.setattr(calibrate, "SHARE", 0)
     monkeypatch.setattr(calibrate, "LEAST", whole)
@@ -177,7 +176,7 @@ def test_groups_are_smaller_where_examples_are_few(monkeypatch):
 @pytest.mark.parametrize("name", ("bert", "marian"))
 def test_calls_are_kept_of_some_examples_and_moments_taken_of_all(name, monkeypatch):
     model = FAMILIES[name].build().double()
-    sites, batches = open_sites(model, get_adapter(model)), batches_of(FAMILIES[name], 5)
+    sites, batches = layers_of(model).with_heads, batches_of(FAMILIES[name], 5)
     whole = CalibratedSites(model, sites, sites, sites, batches)
     monkeypatch.setattr(calibrate, "RECORDED", 2 * num_rows(batches[0]))
     thinned = CalibratedSites(model, sites, sites, sites, batches)
@@ -203,7 +202,7 @@ def test_no_batches_are_an_error_before_anything_changes():
 def test_heads_that_share_values_are_counted_one_by_one():
     """Moments are of what heads put out, however few value heads they have."""
     model = FAMILIES["qwen3"].build()
-    sites = open_sites(model, get_adapter(model))
+    sites = layers_of(model).with_heads
     calibrated = CalibratedSites(model, [], [], sites, batches_of(FAMILIES["qwen3"], 1))
     for path, count in moment_counts([], sites).items():
         assert count == calibrated.of(path).outputs[path].outer.numel() == EXACT**2

@@ -8,6 +8,7 @@ from changed_heads import gate
 from model_inputs import cast, repadded
 from model_runs import output, sites, swap
 from model_sizes import EXACT, EXACT64, HEADS
+from opening import layers_of
 from unchanged import refused
 
 from collab_heads import prune_heads, swap_to_collaborative
@@ -17,10 +18,8 @@ from collab_heads.collaborative.calibrate import calibrate
 from collab_heads.collaborative.input_moments import InputMoments
 from collab_heads.collaborative.scratch import collaborative_config
 from collab_heads.collaborative.values import head_moments, narrow_values
-from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, SwapError
 from collab_heads.layers.values import ValueWeights
-from collab_heads.model.open_site import open_sites
 from families import FAMILIES
 
 LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"
@@ -207,7 +206,7 @@ def test_one_pass_for_everything():
 
 def test_a_module_of_many_layers_counts_all_of_them():
     model, inputs = FAMILIES["albert"].build(), FAMILIES["albert"].inputs()
-    opened = open_sites(model, get_adapter(model))
+    opened = layers_of(model).with_heads
     calibrations = calibrate(model, [], [], opened, [inputs])
     assert not calibrations.query_key
     assert calibrations.outputs[opened[0].path].count == 3 * int(inputs["attention_mask"].sum())
@@ -343,7 +342,7 @@ def test_from_scratch(name, dim):
     assert {tuple(site["values"].values()) for site in record.values()} == {(4, 8)}
     torch.manual_seed(0)
     model = type(family.build())(config)
-    for site in open_sites(model, get_adapter(model)):
+    for site in layers_of(model).with_heads:
         assert (site.dim_value, site.output.in_features) == (4 * HEADS, 4 * HEADS)
         assert 0.01 < site.value.weight.std() < 1 and 0.01 < site.output.weight.std() < 1
     assert output(model.eval(), family.inputs()).isfinite().all()

@@ -11,9 +11,9 @@ import pytest
 import torch
 from compressing import ATTENTION, batches_of, first_site
 from model_runs import aligned, output
+from opening import layers_of
 from unchanged import assert_unchanged, refused, snapshot
 
-import collab_heads
 from collab_heads import compress, plan, prune_heads, swap_to_alpha, swap_to_collaborative, swap_to_gated
 from collab_heads.base.option_values import SITE_PARTS as PARTS
 from collab_heads.compression import latency
@@ -22,8 +22,6 @@ from collab_heads.compression.measures import COUNTED
 from collab_heads.compression.parts.shape import UNCHANGED
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, SwapError, UnsupportedModelError
 from collab_heads.model import apply_state
-from collab_heads.model.open_feed_forward import open_feed_forwards
-from collab_heads.model.open_site import open_sites
 from families import FAMILIES
 
 BERT = FAMILIES["bert"]
@@ -32,9 +30,8 @@ QUICK = {"refine_steps": 2}
 
 def layer_parameters(model):
     """Parameters of the projections of all attention and feed-forward blocks, counted in their modules."""
-    adapter = collab_heads.get_adapter(model)
-    parts = [module for block in open_feed_forwards(model, adapter) for module in block.modules]
-    for site in open_sites(model, adapter, adapter.sites(model)):
+    parts = [module for block in layers_of(model).feed_forwards for module in block.modules]
+    for site in layers_of(model).attention:
         parts.append(site.output)
         if site.num_heads:
             parts += [site.value, *([site.query_key] if site.query_key else site.projections)]
@@ -69,7 +66,7 @@ def test_every_measure_is_kept(of):
     report = compress(model, batches_of(BERT), 0.6, of=of, **QUICK)
     assert report.costs[of].share <= 0.6
     if of == "cache":
-        sites = open_sites(model, collab_heads.get_adapter(model))
+        sites = layers_of(model).with_heads
         widths = [(s.query_key.cache_width if s.query_key else s.projections[1].out_features) for s in sites]
         without_heads = len(report.sites) - len(sites)  # each caches a zero per token
         tokens = sum(batch["input_ids"].numel() for batch in batches_of(BERT))
@@ -260,7 +257,7 @@ def test_bad_models():
     with refused(model, NonFiniteError, "NaN or inf"):
         compress(model, batches_of(BERT), 0.5)
     model = BERT.build()
-    prune_heads(model, heads={site.path: [0, 1, 2, 3] for site in open_sites(model, collab_heads.get_adapter(model))})
+    prune_heads(model, heads={site.path: [0, 1, 2, 3] for site in layers_of(model).with_heads})
     with refused(model, SwapError, "no heads left", "parts=heads"):
         compress(model, batches_of(BERT), 0.5, parts=ATTENTION)
     with pytest.raises(UnsupportedModelError, match="PreTrainedModel"):

@@ -3,15 +3,14 @@
 import numpy as np
 import pytest
 from compressing import batches_of, first_site
+from opening import layers_of
 from unchanged import assert_unchanged, snapshot
 
-from collab_heads import get_adapter
 from collab_heads.compression import latency
 from collab_heads.compression.latency import Latencies, Table, best_seconds, knots
 from collab_heads.compression.measures import SiteUse
 from collab_heads.compression.parts.shape import UNCHANGED, AttentionShape, Choice
 from collab_heads.compression.workload import Workload
-from collab_heads.model.open_site import open_sites
 from families import FAMILIES
 
 BERT = FAMILIES["bert"]
@@ -40,10 +39,11 @@ def test_every_shape_of_site_has_a_table_and_the_model_stays():
     family = FAMILIES["marian"]
     model = family.build()
 
-    sites = open_sites(model, get_adapter(model))
+    layers = layers_of(model)
+    sites = layers.with_heads
     shapes = {site.path: AttentionShape.of(site, "per_head") for site in sites}
     before = snapshot(model)
-    times = Latencies(model, sites, shapes, batches_of(family, 1)[0])
+    times = Latencies(layers, sites, shapes, batches_of(family, 1)[0])
     assert_unchanged(model, before)
     assert {role for _, role in times.tables} == {"enc-self", "dec-self", "dec-enc"}
     use = SiteUse(shapes[sites[0].path], sites[0].role, Workload(1, 9, 9, 81))
@@ -65,7 +65,7 @@ def test_sizes_are_timed_in_turns(monkeypatch):
         return 10.0 - len(seen)
 
     monkeypatch.setattr(latency, "best_seconds", seconds)
-    found = latency.time_choices(model, site, shape, choices, batches_of(BERT, 1)[0], 2)
+    found = latency.time_choices(layers_of(model), site, shape, choices, batches_of(BERT, 1)[0], 2)
     assert seen == [4, 2, 4] * 2 and found == [6, 5, 4]
     assert_unchanged(model, before)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from compressing import batches_of, first_site
 from model_sizes import VOCABULARY
+from opening import layers_of
 
 from collab_heads import plan
 from collab_heads.collaborative.fit import FitOptions
@@ -17,7 +18,7 @@ from collab_heads.compression.measurements import HELD_OUT, MEASURED, SiteErrors
 from collab_heads.compression.parts.query_key import QUICK
 from collab_heads.compression.parts.shape import AttentionShape
 from collab_heads.errors import CalibrationError
-from collab_heads.model.open_site import OpenSite
+from collab_heads.model.open_layers import OpenSite
 from families import FAMILIES
 
 SQUARES = {"heads": 0.1, "query_key": 0.2, "values": 0.4}  # of a site, by part
@@ -34,8 +35,8 @@ def measured(monkeypatch, outputs, refined, steps, sites=6):
     shape, tried = AttentionShape.of(first_site(FAMILIES["bert"].build()), "per_head"), []
     errors = SiteErrors(shape, {"heads": {2: 0.1}, "query_key": {4: 0.2}, "values": {4: 0.4}})
 
-    def fit_site(site, shape, choice, calibrations, options):
-        tried.append((site.path, choice, options))
+    def fit_site(layers, path, shape, choice, calibrations, options):
+        tried.append((path, choice, options))
 
     def error():
         path, choice, options = tried[-1]
@@ -44,11 +45,14 @@ def measured(monkeypatch, outputs, refined, steps, sites=6):
 
     for name, stub in {"fit_site": fit_site, "install": lambda *_: None, "undone": lambda *_: nullcontext()}.items():
         monkeypatch.setattr(measurements, name, stub)
-    one = first_site(FAMILIES["bert"].build())
+    layers = layers_of(FAMILIES["bert"].build())
+    one = layers.attention[0]
     fake = [
-        SimpleOpenSite(replace(one.site, path=str(i)), one.module, one.adapter, one.model, ()) for i in range(sites)
+        SimpleOpenSite(replace(one.site, path=str(i)), one.module, one.adapter, one.model, one.state)
+        for i in range(sites)
     ]
     found = measurements.sensitivities(
+        layers,
         fake,
         {site.path: errors for site in fake},
         SimpleNamespace(of=lambda path: None),

@@ -3,17 +3,17 @@
 import pytest
 import torch
 from compressing import batches_of
+from opening import layers_of
 
-from collab_heads import compress, fold_heads, get_adapter, plan, prune_neurons
+from collab_heads import compress, fold_heads, plan, prune_neurons
 from collab_heads.compression.parts.table import resized
 from collab_heads.errors import ArgumentError
-from collab_heads.model.open_feed_forward import open_feed_forwards
 from collab_heads.model.site_size import Geometry
 from families import FAMILIES
 
 
 def neurons_of(model):
-    return {block.path: block.num_neurons for block in open_feed_forwards(model, get_adapter(model))}
+    return {block.path: block.num_neurons for block in layers_of(model).feed_forwards}
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_even_blocks_of_a_stack_have_as_many_neurons_or_none(name, stacks):
     made = plan(model, batches_of(FAMILIES[name]), refine_steps=0, shape="even")
     for budget in (0.7, 0.5, 0.3):
         counts = {}
-        for block in open_feed_forwards(model, get_adapter(model)):
+        for block in layers_of(model).feed_forwards:
             number = made.choose(budget)[block.path].get("neurons")
             counts.setdefault((block.config.model_type, block.entry), set()).add(number)
         assert len(counts) == stacks and all(len(each - {0}) <= 1 for each in counts.values())
@@ -41,7 +41,7 @@ def test_even_blocks_of_a_stack_have_as_many_neurons_or_none(name, stacks):
 
 def test_a_block_of_an_even_stack_that_adds_nothing_goes_whole_and_the_others_stay():
     model = FAMILIES["bert"].build()
-    first, second = open_feed_forwards(model, get_adapter(model))
+    first, second = layers_of(model).feed_forwards
     with torch.no_grad():
         first.output.weight.mul_(1e-4)
     made = plan(model, batches_of(FAMILIES["bert"]), refine_steps=0, parts="neurons", shape="even")

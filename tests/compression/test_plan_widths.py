@@ -3,16 +3,15 @@
 import pytest
 from compressing import batches_of
 from model_sizes import HEADS, TEXT, WIDTH
+from opening import layers_of
 from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 from unchanged import refused
 
-from collab_heads import compress, get_adapter, plan
+from collab_heads import compress, plan
 from collab_heads.compression.parts.table import resized
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.layout import widths
-from collab_heads.model.open_feed_forward import open_feed_forwards
-from collab_heads.model.open_site import open_sites
 from families import FAMILIES, make
 
 BERT = FAMILIES["bert"]
@@ -21,9 +20,8 @@ BUDGETS, MULTIPLE = (0.7, 0.3), 12
 
 def layer_widths(model):
     """The widths, in and out, of all projections of attention and of feed-forward blocks, without the content bias."""
-    adapter = get_adapter(model)
-    found = [widths(module) for block in open_feed_forwards(model, adapter) for module in block.modules]
-    for site in open_sites(model, adapter, adapter.sites(model)):
+    found = [widths(module) for block in layers_of(model).feed_forwards for module in block.modules]
+    for site in layers_of(model).attention:
         found.append(widths(site.output))
         if site.num_heads:
             made = [site.query_key.shared_query, site.query_key.shared_key] if site.query_key else site.projections
@@ -62,7 +60,7 @@ def test_a_width_that_no_multiple_fits_stays_or_goes_whole(caplog):
     assert "encoder.layer.0 (37), encoder.layer.1 (37)" in caplog.text and "attention" not in caplog.text
     assert made.least < 0.1
     compress(model, made, 0.3)
-    assert all(site.num_heads in (0, HEADS) for site in open_sites(model, get_adapter(model)))
+    assert all(site.num_heads in (0, HEADS) for site in layers_of(model).with_heads)
     assert isinstance(model.base_model.encoder.layer[0].output.dense, nn.Linear)
 
 

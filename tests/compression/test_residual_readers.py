@@ -3,12 +3,11 @@
 import pytest
 import torch
 from compressing import batches_of
+from opening import layers_of
 from unchanged import assert_unchanged, snapshot
 
-import collab_heads
 from collab_heads.compression.residual_readers import find_readers, watching
 from collab_heads.model.batches import run_batches
-from collab_heads.model.open_feed_forward import open_layers
 from families import FAMILIES, LAYOUTS
 
 # Layers that share modules run them more than once; CLIP's image model has a norm for the first patch alone at its end.
@@ -30,7 +29,7 @@ NORMS = {
 
 def readers_of(name):
     model = FAMILIES[name].build().eval()
-    sites = open_layers(model, collab_heads.get_adapter(model))
+    sites = layers_of(model).in_order
     return model, sites, find_readers(model, sites, batches_of(FAMILIES[name], 1)[0])
 
 
@@ -52,7 +51,7 @@ def test_they_are_norms_in_the_order_in_which_they_run(name):
 def test_a_model_is_unchanged():
     model = FAMILIES["bert"].build()
     before = snapshot(model)
-    find_readers(model, open_layers(model, collab_heads.get_adapter(model)), batches_of(FAMILIES["bert"], 1)[0])
+    find_readers(model, layers_of(model).in_order, batches_of(FAMILIES["bert"], 1)[0])
     assert_unchanged(model, before)
 
 
@@ -61,7 +60,7 @@ def test_what_is_read_is_the_output_times_a_scale_or_the_site_has_no_reader(chan
     model = FAMILIES["bert"].build().eval()
     norm = model.base_model.encoder.layer[0].output.LayerNorm
     norm.register_forward_pre_hook(lambda _, args: (change(args[0]),))
-    sites = open_layers(model, collab_heads.get_adapter(model))
+    sites = layers_of(model).in_order
     readers = find_readers(model, sites, batches_of(FAMILIES["bert"], 1)[0])
     found = {reader.site.path: reader.scale for reader in readers}
     assert len(found) == (4 if scale else 3)
@@ -75,7 +74,7 @@ def test_layers_that_scale_their_output():
     layer = model.base_model.get_submodule("encoder.layer.0")
     with torch.no_grad():
         layer.layer_scale1.lambda1.copy_(torch.linspace(0.1, 2, len(layer.layer_scale1.lambda1)))
-    sites = open_layers(model, collab_heads.get_adapter(model))
+    sites = layers_of(model).in_order
     readers = find_readers(model, sites, batches_of(FAMILIES["dinov2"], 1)[0])
     torch.testing.assert_close(readers[0].scale, layer.layer_scale1.lambda1.detach(), rtol=1e-3, atol=1e-4)
 
@@ -103,6 +102,6 @@ def test_a_site_that_runs_twice_has_no_reader():
 
     model = FAMILIES["bert"].build().eval()
     model.base_model.encoder.layer[0].register_forward_pre_hook(run_before, with_kwargs=True)
-    sites = open_layers(model, collab_heads.get_adapter(model))
+    sites = layers_of(model).in_order
     readers = find_readers(model, sites, batches_of(FAMILIES["bert"], 1)[0])
     assert [reader.site.path for reader in readers] == ["encoder.layer.1.attention.self", "encoder.layer.1"]

@@ -4,18 +4,18 @@ import pytest
 import torch
 from compressing import batches_of
 from model_runs import aligned, output
+from opening import layers_of
 from unchanged import assert_unchanged, snapshot
 
-from collab_heads import compress, get_adapter, plan
+from collab_heads import compress, plan
 from collab_heads.compression import plan as planning
 from collab_heads.compression import sequential_refit
 from collab_heads.compression.parts.heads import KeptHeads
-from collab_heads.compression.parts.table import install
+from collab_heads.compression.parts.part import install
 from collab_heads.compression.residual_readers import find_readers
 from collab_heads.compression.sequential_refit import RefittedOutput, Sums, error, refitted_in_order
 from collab_heads.layers.layout import weight_of
 from collab_heads.model.apply_state import OutputWeights, undone
-from collab_heads.model.open_site import open_sites
 from families import FAMILIES
 
 UNDONE = 1e-2  # of an error: the sums of products are rounded to float32, which is 0.0011 of it on an Intel Xeon
@@ -123,8 +123,8 @@ def test_a_refit_is_a_regression_that_others_validate():
     (reader,) = [each for each in find_readers(model, [second], examples[0])]
     targets = sequential_refit.targets_of(model, [reader], examples)[reader.output]
     original = tokens_seen(model, reader, examples)
-    with undone(model, made.measured.sites):
-        install(model, made.measured.adapter, shifted(first))
+    with undone(made.measured.layers, made.measured.sites) as tried:
+        install(tried, shifted(first))
         output = model.get_submodule(reader.output)
         output.weight = torch.nn.Parameter(0.97 * output.weight.detach())
         found = sequential_refit.refit(model, reader, examples, targets)
@@ -157,7 +157,7 @@ def test_a_refit_is_a_regression_that_others_validate():
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 def test_a_site_whose_heads_put_out_zeros(name):
     model = FAMILIES[name].build().eval()
-    value = open_sites(model, get_adapter(model))[1].value
+    value = layers_of(model).with_heads[1].value
     with torch.no_grad():
         for parameter in (value.weight, value.bias):  # views of one for all three, in GPT-2
             parameter.zero_()
@@ -169,7 +169,7 @@ def test_products_that_single_precision_cannot_hold(scale):
     """The same function, with values of another size."""
     model = FAMILIES["bert"].build().eval()
     with torch.no_grad():
-        for site in open_sites(model, get_adapter(model)):
+        for site in layers_of(model).with_heads:
             for parameter in (site.value.weight, site.value.bias):
                 parameter *= scale
             site.output.weight /= scale
@@ -199,7 +199,7 @@ def test_what_loses_as_much_on_other_portions_is_not_refitted(monkeypatch):
 
 def test_a_site_without_heads_gets_a_bias():
     made = measured_of("distilbert", 64)
-    last = open_sites(made.measured.model, made.measured.adapter)[-1]
+    last = layers_of(made.measured.model).with_heads[-1]
     width = weight_of(last.output).shape[0]
     found = refitted_in_order(made.measured, shifted(made.measured.sites[0]) | {last.path: [KeptHeads((), None)]})
     refitted = found[last.path][-1].output
@@ -223,11 +223,11 @@ def test_later_sites_make_up_for_earlier_ones():
     (reader,) = [reader for reader in readers if reader.site.path == second.path]
     shown, _ = sequential_refit.examples_of(made.measured)
     targets = sequential_refit.targets_of(made.measured.model, [reader], shown)[reader.output]
-    with undone(made.measured.model, made.measured.sites):
-        install(made.measured.model, made.measured.adapter, shifted(first))
+    with undone(made.measured.layers, made.measured.sites) as tried:
+        install(tried, shifted(first))
         found = sequential_refit.refit(made.measured.model, reader, shown, targets)
         before = made.measured.probe.error()
-        install(made.measured.model, made.measured.adapter, {second.path: [RefittedOutput(found)]})
+        install(tried, {second.path: [RefittedOutput(found)]})
         assert made.measured.probe.error() < 0.9 * before
 
 
@@ -312,13 +312,3 @@ def test_the_result_loads_again(tmp_path):
     model.save_pretrained(tmp_path)
     again = aligned(type(model).from_pretrained(tmp_path)).eval()
     assert torch.equal(output(again, family.inputs()), output(aligned(model), family.inputs()))
-
-
-def test_a_plan_fits_while_changes_are_tried():
-    """In a context in which copies stand in for the modules of the sites."""
-    made = measured_of("bert", 64)
-    choices = made.choose(0.4)
-    outside = made.measured_error(made.fit(choices))
-    with undone(made.measured.model, made.measured.sites):
-        inside = made.fit(choices)
-    assert made.measured_error(inside) == pytest.approx(outside)

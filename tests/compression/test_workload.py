@@ -6,9 +6,9 @@ from compressing import batches_of
 from counting import attention_operations, feed_forward_operations, layer_operations
 from model_runs import set_backend
 from model_sizes import KINDS, VOCABULARY
+from opening import layers_of
 from torch.utils.flop_counter import FlopCounterMode
 
-import collab_heads
 from collab_heads import compress, prune_heads, swap_to_collaborative
 from collab_heads.compression.measures import SiteUse, operations
 from collab_heads.compression.parts.shape import UNCHANGED, AttentionShape, Choice, FeedForwardShape
@@ -16,16 +16,13 @@ from collab_heads.compression.parts.table import PARTS, resized
 from collab_heads.compression.workload import count_work
 from collab_heads.errors import CalibrationError
 from collab_heads.model.apply_state import keep_neurons
-from collab_heads.model.open_feed_forward import open_feed_forwards
-from collab_heads.model.open_site import open_sites
-from collab_heads.sites.state import FeedForwardState
 from families import FAMILIES, each
 
 MARIAN = FAMILIES["marian"]
 
 
 def sites_of(model):
-    return open_sites(model, collab_heads.get_adapter(model))
+    return layers_of(model).with_heads
 
 
 def translations(*lengths):
@@ -67,14 +64,15 @@ def test_operations_are_those_that_torch_counts(name):
 @pytest.mark.parametrize("name", each(FAMILIES))
 def test_operations_of_feed_forward_blocks_are_those_that_torch_counts(name):
     model, batches = FAMILIES[name].build(), batches_of(FAMILIES[name], 2)
-    blocks = open_feed_forwards(model, collab_heads.get_adapter(model))
+    layers = layers_of(model)
+    blocks = layers.feed_forwards
     work = count_work(model, batches, blocks)
     for choice in (UNCHANGED, Choice.of(neurons=16), Choice.of(neurons=0)):
         uses = {block.path: SiteUse(FeedForwardShape.of(block), block.role, work[block.path]) for block in blocks}
         expected = {path: operations(use, choice) for path, use in uses.items()}
         for block in blocks:
             if choice != UNCHANGED:
-                keep_neurons(block, FeedForwardState(block.role, 37, 37), range(choice.get("neurons")))
+                layers.write({block.path: keep_neurons(block, block.state, range(choice.get("neurons")))})
         assert feed_forward_operations(model, batches) == expected
 
 

@@ -8,6 +8,7 @@ from changed_heads import change_queries, output_projections, set_gates
 from model_inputs import batch
 from model_runs import output, sites
 from model_sizes import HEAD_WIDTH, HEADS, WIDTH
+from opening import layers_of
 from torch.testing import assert_close
 from unchanged import refused
 
@@ -21,7 +22,6 @@ from collab_heads import (
     swap_to_gated,
 )
 from collab_heads.errors import ArgumentError, SwapError
-from collab_heads.model.open_site import open_sites
 from collab_heads.sites.record import CollabConfig
 from families import FAMILIES
 
@@ -247,7 +247,7 @@ def test_heads_that_put_out_constants(dtype):
     for seed in range(4):
         model = bert().to(dtype)
         with torch.no_grad():
-            for site in open_sites(model, get_adapter(model)):
+            for site in layers_of(model).with_heads:
                 torch.manual_seed(seed)
                 site.value.weight.zero_()
                 site.value.bias.normal_(std=10)

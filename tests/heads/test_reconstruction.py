@@ -9,6 +9,7 @@ from changed_heads import gate, mix
 from model_inputs import cast
 from model_runs import aligned, output, sites, swap
 from model_sizes import EXACT64, HEADS, KINDS
+from opening import layers_of
 from unchanged import refused
 
 from collab_heads import head_importance, most_important, prune_heads, swap_to_gated
@@ -18,7 +19,6 @@ from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
 from collab_heads.heads import reconstruction
 from collab_heads.heads.reconstruction import HeadRegression
 from collab_heads.model import apply_state
-from collab_heads.model.open_site import open_sites
 from families import FAMILIES
 
 SOME = pytest.mark.parametrize("name", ("bert", "distilbert", "albert-groups", "marian", "t5", "vit"))
@@ -142,7 +142,7 @@ def site_errors(model, stock, batch, removed) -> float:
 
 
 def opened(model):
-    return open_sites(model, get_adapter(model))
+    return layers_of(model).with_heads
 
 
 @SOME

@@ -6,12 +6,12 @@ import pytest
 import torch
 from model_runs import output, swap
 from model_sizes import NARROW
+from opening import layers_of
 from unchanged import assert_unchanged, snapshot
 
 import collab_heads
 from collab_heads.layers.output import alphas_of
 from collab_heads.model.apply_state import undone
-from collab_heads.model.open_site import open_sites
 from families import FAMILIES
 
 
@@ -21,7 +21,7 @@ def test_everything_is_as_it_was(family):
     before, expected = snapshot(model), output(model.eval(), inputs)
     model.train()
     before = snapshot(model)
-    with undone(model, open_sites(model, adapter)):
+    with undone(layers := layers_of(model), layers.with_heads):
         swap(model, "per_head+values", 12)
         collab_heads.prune_heads(model, heads={site.path: [1] for site in adapter.sites(model)})
         collab_heads.swap_to_gated(model)
@@ -33,12 +33,11 @@ def test_everything_is_as_it_was(family):
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 def test_copies_share_weights_until_these_are_replaced(name):
     model, inputs = FAMILIES[name].build().eval(), FAMILIES[name].inputs()
-    adapter = collab_heads.get_adapter(model)
     before, places = snapshot(model), [each.data_ptr() for each in model.parameters()]
-    with undone(model, open_sites(model, adapter)):
+    with undone(layers := layers_of(model), layers.with_heads):
         assert [each.data_ptr() for each in model.parameters()] == places
         collab_heads.swap_to_alpha(model)
-        for site in open_sites(model, adapter):
+        for site in layers_of(model).with_heads:
             alphas_of(site.output).alpha.data += 0.1
         collab_heads.fold_heads(model)
         collab_heads.swap_to_gated(model, init_log_alpha=0.0)
@@ -49,13 +48,14 @@ def test_copies_share_weights_until_these_are_replaced(name):
 
 def test_one_in_another(family):
     model, inputs = family.build().eval(), family.inputs()
-    sites = open_sites(model, collab_heads.get_adapter(model))
     before, expected = snapshot(model), output(model, inputs)
-    with undone(model, sites):
+    with undone(layers := layers_of(model), layers.with_heads) as copied:
+        assert copied.attention[0].module is model.base_model.get_submodule(copied.attention[0].path)
+        assert copied.attention[0].module is not layers.attention[0].module
         swap(model, "per_head", 16)
         swapped = output(model, inputs)
-        with undone(model, sites):
-            collab_heads.prune_heads(model, heads={sites[0].path: [1]})
+        with undone(layers_of(model), copied.with_heads):
+            collab_heads.prune_heads(model, heads={layers.attention[0].path: [1]})
         assert torch.equal(output(model, inputs), swapped)
     assert_unchanged(model, before)
     assert torch.equal(output(model, inputs), expected)
@@ -65,7 +65,7 @@ def test_also_after_an_error_and_on_a_changed_model(family):
     model, inputs = family.build().eval(), family.inputs()
     swap(model, "shared", NARROW["shared"])
     before, expected = snapshot(model), output(model, inputs)
-    with pytest.raises(KeyboardInterrupt), undone(model, open_sites(model, collab_heads.get_adapter(model))):
+    with pytest.raises(KeyboardInterrupt), undone(layers := layers_of(model), layers.with_heads):
         collab_heads.swap_to_alpha(model)
         raise KeyboardInterrupt
     assert_unchanged(model, before)
@@ -84,12 +84,11 @@ class Watcher:
 
 def test_hooks_of_the_user_are_shared_not_copied(family):
     model, watcher = family.build().eval(), Watcher()
-    adapter = collab_heads.get_adapter(model)
-    site = open_sites(model, adapter)[0]
+    site = layers_of(model).with_heads[0]
     site.module.register_forward_hook(watcher.note)
     site.value.register_forward_pre_hook(watcher.note)
     before = snapshot(model)
-    with undone(model, open_sites(model, adapter)):
+    with undone(layers := layers_of(model), layers.with_heads):
         output(model, family.inputs())
         seen = watcher.calls
     assert_unchanged(model, before)

@@ -16,7 +16,7 @@ from collab_heads.layers.query_key_kinds import exact_query_key
 from collab_heads.model import attention_calls
 from collab_heads.model.attention_calls import Call, Recorder, recording_calls
 from collab_heads.model.batches import run_batches
-from collab_heads.model.open_site import open_sites
+from collab_heads.model.open_layers import OpenLayers
 from families import FAMILIES
 
 
@@ -24,7 +24,7 @@ def run(model, inputs, limit=attention_calls.SAMPLE_BYTES, batches=1):
     """The recorder of one run over all sites, and the sites."""
     adapter, masks = collab_heads.get_adapter(model), {}
     found = adapter.sites(model)
-    with recording_calls(model, open_sites(model, adapter, found), masks, limit) as recorder:
+    with recording_calls(model, OpenLayers.of(model, adapter).attention, masks, limit) as recorder:
         run_batches(model, [inputs] * batches, masks, "recording")
     return recorder, found
 

@@ -6,12 +6,12 @@ from model_configs import audio_config
 from model_inputs import cast, repadded, spectrum_batch, wave_batch
 from model_runs import output
 from model_sizes import EXACT64, FRAMES, IMAGE, MEL, PATCH
+from opening import layers_of
 from transformers import Wav2Vec2Config, Wav2Vec2Model
 
 from collab_heads import get_adapter
 from collab_heads.collaborative.calibrate import calibrate
 from collab_heads.model.batches import output_mask, sides, token_masks
-from collab_heads.model.open_site import open_sites
 from families import FAMILIES, make
 
 PATCHES = {"clip": 1 + (IMAGE // PATCH) ** 2, "siglip": (IMAGE // PATCH) ** 2}
@@ -19,7 +19,7 @@ PATCHES = {"clip": 1 + (IMAGE // PATCH) ** 2, "siglip": (IMAGE // PATCH) ** 2}
 
 def moments(model, inputs):
     """path -> what calibration sums up of the inputs of its queries and keys."""
-    sites = open_sites(model, get_adapter(model))
+    sites = layers_of(model).with_heads
     return calibrate(model, sites, (), sites, [cast(inputs, torch.float64)])
 
 

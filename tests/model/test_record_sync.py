@@ -7,6 +7,7 @@ import pytest
 import torch
 from model_configs import bert_config
 from model_runs import aligned, output, sites
+from opening import layers_of
 from transformers import (
     BertForSequenceClassification,
     BertModel,
@@ -22,7 +23,6 @@ from transformers.models.bert.modeling_bert import BertPreTrainedModel
 
 from collab_heads import (
     fold_heads,
-    get_adapter,
     model_card,
     prune_heads,
     swap_to_alpha,
@@ -31,7 +31,6 @@ from collab_heads import (
 )
 from collab_heads.errors import UnsupportedModelError
 from collab_heads.model.apply_state import undone
-from collab_heads.model.open_site import open_sites
 from collab_heads.sites.record import FIELD, CollabConfig, plain_path
 from families import FAMILIES
 
@@ -171,7 +170,7 @@ def test_a_card_is_that_of_the_model():
 def test_a_trial_leaves_the_config_of_others_alone():
     model, other = twins()
     prune(other)
-    with undone(model, open_sites(model, get_adapter(model))):
+    with undone(layers := layers_of(model), layers.with_heads):
         narrow(model)
     assert not CollabConfig.on(model).sites and CollabConfig.on(model).is_in(model)
     assert len(CollabConfig.of(other.config).sites) == 2

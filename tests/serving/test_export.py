@@ -16,10 +16,11 @@ from changed_heads import change_heads, mix
 from compressing import batches_of
 from model_runs import swap
 from model_sizes import NARROW, VOCABULARY
+from opening import layers_of
 from torch import nn
 from transformers import T5ForConditionalGeneration
 
-from collab_heads import compress, export, get_adapter, load_exported, prune_heads, prune_neurons
+from collab_heads import compress, export, load_exported, prune_heads, prune_neurons
 from collab_heads.base.extras import MissingPackageError
 from collab_heads.errors import (
     ArgumentError,
@@ -30,7 +31,6 @@ from collab_heads.errors import (
     SwapError,
     UnsupportedModelError,
 )
-from collab_heads.model.open_feed_forward import open_feed_forwards
 from collab_heads.serving.comparison import Comparison
 from collab_heads.serving.export import ROUNDINGS, TARGETS, ExportReport, check_difference
 from families import FAMILIES
@@ -59,7 +59,7 @@ def uniform(model, family):
 def one_layer_gone(model, family):
     """The attention and the feed-forward block of a layer; heads and neurons of the others."""
     prune_neurons(model, batches_of(family), keep=16)
-    first = open_feed_forwards(model, get_adapter(model))[0].path
+    first = layers_of(model).feed_forwards[0].path
     prune_neurons(model, batches_of(family), keep={first: 0})
     change_heads(model, "pruned")
 

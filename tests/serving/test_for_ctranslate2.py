@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 from changed_heads import change_heads, mix
+from opening import layers_of
 from transformers import (
     AlbertConfig,
     AlbertModel,
@@ -56,7 +57,6 @@ from collab_heads import compress, export, prune_heads, prune_neurons, swap_to_c
 from collab_heads.adapters.whisper import alignment_heads
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
-from collab_heads.model.open_feed_forward import open_feed_forwards
 from collab_heads.serving.for_ctranslate2 import IdTokens
 
 ENGINE_NOISE = 1e-4  # float32 in another engine, of the largest output; seen: 9e-5 (mT5), elsewhere below 5e-6
@@ -154,7 +154,7 @@ def one_head(model):
 def one_layer_gone(model):
     site = get_adapter(model).sites(model)[0]
     prune_heads(model, heads={site.path: [*range(site.num_heads)]})
-    prune_neurons(model, [texts(model)], keep={open_feed_forwards(model, get_adapter(model))[0].path: 0})
+    prune_neurons(model, [texts(model)], keep={layers_of(model).feed_forwards[0].path: 0})
 
 
 def narrow_values(model):

@@ -38,8 +38,8 @@ from collab_heads.errors import CalibrationError, CollabHeadsError, UnsupportedM
 from collab_heads.layers.fused import FusedPart
 from collab_heads.layers.query_key import QueryKey
 from collab_heads.model.batches import check_modalities, each_batch, evaluating
-from collab_heads.model.offloading import input_device
-from collab_heads.model.open_site import OpenSite, open_sites
+from collab_heads.model.open_layers import OpenLayers, OpenSite
+from collab_heads.model.opened import input_device, opened
 from collab_heads.model.refusals import check_wrapper
 
 Rule = Callable[[Any, Tensor, Tensor], Tensor]  # module, its input, its output -> the same output
@@ -178,7 +178,7 @@ def rules_of(model: PreTrainedModel, adapter: AttentionAdapter) -> dict[nn.Modul
                 f"scales, name its class in rms_norms of {type(adapter).__name__}"
             )
     # last: what is constant has no other rule
-    for site in open_sites(model, adapter):
+    for site in OpenLayers.of(model, adapter).with_heads:
         rules |= dict.fromkeys(score_projections(site), constant)
     for module in model.modules():
         for kind, name in adapter.gated.items():
@@ -235,7 +235,7 @@ def explain_batches(
         CalibrationError: if there are no batches, or the model cannot take one (the message holds its index).
     """
     total = operator.length_hint(batches) or None
-    with explaining(model):
+    with opened(model, adapter, of="model"), explaining(model):
         for index, batch in enumerate(progress_bar(each_batch(batches), total=total, desc=what)):
             inputs = {k: v.to(input_device(model)) if isinstance(v, Tensor) else v for k, v in batch.items()}
             for portion in cut(inputs):

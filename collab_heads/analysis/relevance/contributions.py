@@ -26,7 +26,6 @@ from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import CalibrationError, NonFiniteError, UnsupportedModelError
 from collab_heads.model.batches import num_rows
-from collab_heads.model.offloading import opening_model
 from collab_heads.model.portions import portions
 from collab_heads.model.refusals import check_wrapper
 
@@ -117,7 +116,6 @@ ROW = "row of the batch"  # key of the row numbers, beside the inputs while a ba
 
 
 @checking_arguments
-@opening_model
 def token_contributions(
     model: PreTrainedModel,
     batches: Iterable[Mapping],

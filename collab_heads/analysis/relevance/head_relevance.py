@@ -17,8 +17,7 @@ from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
 from collab_heads.heads.criteria import broken_site
-from collab_heads.model.offloading import opening_model
-from collab_heads.model.open_site import open_sites
+from collab_heads.model.open_layers import OpenLayers
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.sites.site import AttentionSite
 
@@ -102,7 +101,6 @@ class RunningRelevance:
 
 
 @checking_arguments
-@opening_model
 def head_relevance(
     model: PreTrainedModel,
     batches: Iterable[Mapping],
@@ -216,7 +214,7 @@ def check_sums(
         if not running.count:
             raise CalibrationError(f"{path} was not reached by any batch")
         if not torch.isfinite(running.signed).all():
-            path = broken_site(open_sites(model, adapter, sites)) or path
+            path = broken_site(OpenLayers.of(model, adapter).with_heads) or path
             raise NonFiniteError(f"{path}: the relevance of its heads is NaN or inf; look at its weights and inputs")
 
 

@@ -13,7 +13,7 @@ from collab_heads.base.checks import check_choice, check_count, check_seed
 from collab_heads.base.option_values import PREFIX_KINDS, PrefixKind
 from collab_heads.errors import ArgumentError, CalibrationError, CollabHeadsError, UnsupportedModelError
 from collab_heads.model.batches import check_modalities, each_batch, evaluating, moved, num_rows
-from collab_heads.model.offloading import input_device
+from collab_heads.model.opened import input_device
 from collab_heads.model.translations import translate
 
 OF_DECODER = ("labels", "decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds")

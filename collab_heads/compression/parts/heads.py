@@ -10,7 +10,7 @@ from collab_heads.collaborative.input_moments import InputMoments
 from collab_heads.compression.parts.part import LEVELS, Fit, Part, share
 from collab_heads.heads.reconstruction import HeadRegression, most_costly, regressed_weight
 from collab_heads.model.apply_state import OutputWeights, prune_site
-from collab_heads.model.open_site import OpenSite
+from collab_heads.model.open_layers import OpenSite
 from collab_heads.sites.state import DIVIDED
 
 

@@ -2,13 +2,12 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from collab_heads.base.option_values import SitePart
 from collab_heads.collaborative.calibrate import Calibrations
@@ -19,8 +18,7 @@ from collab_heads.collaborative.widths import HEAD_MULTIPLE
 from collab_heads.compression.parts.shape import AttentionShape, Choice, Shape
 from collab_heads.contract.adapter import Capability
 from collab_heads.model.apply_state import undone
-from collab_heads.model.open_feed_forward import OpenLayerSite, reopened
-from collab_heads.sites.record import CollabConfig
+from collab_heads.model.open_layers import OpenLayers
 from collab_heads.sites.state import QueryKeyKind
 
 LEVELS = 8  # sizes of a part to consider, about; fewer than twice as many
@@ -155,7 +153,8 @@ class Fitting:
     """A fit of one site in progress; the model is restored when the context of `stack` ends.
 
     Attributes:
-        site: the site, without gates and alphas, with the fits that were tried out.
+        layers: the layers of the model, with the fits that were tried out.
+        path: the path of the site, which has no gates or alphas.
         shape: the original shape of the site.
         choice: the choice to fit.
         geometry: the geometry of the site with the choice.
@@ -165,7 +164,8 @@ class Fitting:
         fits: the fits of the parts, so far.
     """
 
-    site: Any
+    layers: OpenLayers
+    path: str
     shape: Any
     choice: Choice
     geometry: Any
@@ -174,21 +174,23 @@ class Fitting:
     stack: ExitStack
     fits: list[Fit] = field(default_factory=list)
 
+    @property
+    def site(self) -> Any:
+        """The site, with the fits that were tried out."""
+        return self.layers.at(self.path)
+
     def try_out(self) -> None:
         """Apply the fits so far to the site until the context ends, so that later parts are fitted beside them."""
-        self.stack.enter_context(undone(self.site.model, [self.site]))
-        self.site = reopened(self.site)
-        install_fits(self.site.model, {self.site.path: self.fits}, [self.site])
-        self.site = reopened(self.site)
+        self.layers = self.stack.enter_context(undone(self.layers, [self.site]))
+        install(self.layers, {self.path: self.fits})
 
 
-def install_fits(model: PreTrainedModel, fitted: Mapping[str, Sequence[Fit]], sites: Iterable[OpenLayerSite]) -> None:
-    """Install fits, path -> fits of the site, in the sites of a model. Nothing can fail from here on."""
-    config, states = CollabConfig.on(model), {}
-    for site in sites:
-        if site.path in fitted:
-            state = config.site(site.site)
-            for fit in fitted[site.path]:
-                state = fit.put_into(site, state)
-            states[site.path] = state
-    config.with_sites(states).write(model)
+def install(layers: OpenLayers, fitted: Mapping[str, Sequence[Fit]]) -> None:
+    """Install fits, path -> fits of the site, in the model. Nothing can fail from here on."""
+    states = {}
+    for site in layers.named(fitted):
+        state: Any = site.state
+        for fit in fitted[site.path]:
+            state = fit.put_into(site, state)
+        states[site.path] = state
+    layers.write(states)

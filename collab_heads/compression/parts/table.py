@@ -2,23 +2,20 @@
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
-
-from transformers import PreTrainedModel
 
 from collab_heads.base.option_values import SitePart
 from collab_heads.collaborative.calibrate import Calibrations
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.compression.parts.heads import Heads
 from collab_heads.compression.parts.neurons import Neurons
-from collab_heads.compression.parts.part import Fit, Fitting, Part, install_fits
+from collab_heads.compression.parts.part import Fit, Fitting, Part
 from collab_heads.compression.parts.query_key import QueryKeys
 from collab_heads.compression.parts.shape import Choice, Shape
 from collab_heads.compression.parts.values import Values
-from collab_heads.contract.adapter import AttentionAdapter
-from collab_heads.model.open_feed_forward import OpenLayerSite, open_layers
+from collab_heads.model.open_layers import OpenLayers, OpenLayerSite
 from collab_heads.model.site_size import SiteSize, size_of
 
 # In the order in which they are fitted: each sees what those before it leave.
@@ -74,12 +71,13 @@ def falling(errors: Mapping[int, float]) -> dict[int, float]:
 
 
 def fit_site(
-    site: OpenLayerSite, shape: Shape, choice: Choice, calibrations: Calibrations, options: FitOptions
+    layers: OpenLayers, path: str, shape: Shape, choice: Choice, calibrations: Calibrations, options: FitOptions
 ) -> list[Fit]:
     """Fit a choice for a site; the model is unchanged afterwards.
 
     Args:
-        site: the site, without gates and alphas.
+        layers: the layers of the model.
+        path: the path of the site, which has no gates or alphas.
         shape: its shape.
         choice: the choice to fit.
         calibrations: the calibration of the unchanged model.
@@ -88,12 +86,7 @@ def fit_site(
     # a fit takes out what it uses
     seen = calibrations._replace(query_key=dict(calibrations.query_key), outputs=dict(calibrations.outputs))
     with ExitStack() as stack:
-        fitting = Fitting(site, shape, choice, resized(shape, choice), seen, options, stack)
+        fitting = Fitting(layers, path, shape, choice, resized(shape, choice), seen, options, stack)
         for name, _ in choice.sizes:
             PARTS[name].fit(fitting)
         return fitting.fits
-
-
-def install(model: PreTrainedModel, adapter: AttentionAdapter, fitted: Mapping[str, Sequence[Fit]]) -> None:
-    """Install fits in the model: path -> fits of the site. Nothing can fail from here on."""
-    install_fits(model, fitted, open_layers(model, adapter))

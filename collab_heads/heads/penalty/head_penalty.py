@@ -14,7 +14,7 @@ from collab_heads.heads.penalty.disagreement import Disagreement
 from collab_heads.heads.penalty.gates import GatePenalty
 from collab_heads.heads.penalty.parts import LearningRates, LossKind, PenaltyOptions, PenaltyPart, RoleWeights
 from collab_heads.heads.selection import Target
-from collab_heads.model.offloading import check_trainable
+from collab_heads.model.opened import check_trainable
 
 PARTS: tuple[type[PenaltyPart], ...] = (AlphaPenalty, GatePenalty, Disagreement)
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.collaborative.score_terms import check_terms
+from collab_heads.contract.registry import get_adapter
+from collab_heads.model.open_layers import OpenLayers
 from collab_heads.training.loop.optimizer import Loss, model_loss
 from collab_heads.training.loop.steps import TrainingSteps
 from collab_heads.training.runs.head_changes import check_gateable, check_mixable
@@ -140,7 +142,7 @@ def check_flags_fit(args: Namespace, model: PreTrainedModel, *, swaps: bool = Tr
         CollabHeadsError: if it lacks the sites or heads that the flags name, or cannot be changed as they say.
     """
     if args.score_terms != "both":
-        check_terms(model, args.score_terms)
+        check_terms(OpenLayers.of(model, get_adapter(model)), args.score_terms)
     if args.compress_budget is not None:
         check_compress_flags(args, model)
     elif args.collaborative and swaps:

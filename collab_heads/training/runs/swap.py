@@ -26,7 +26,7 @@ from collab_heads.contract.registry import get_adapter
 from collab_heads.distillation.examples import check_pair
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.model.loading import backend_options, load_or_explain
-from collab_heads.model.open_site import open_sites
+from collab_heads.model.open_layers import OpenLayers
 from collab_heads.model.rebuild import catch_up
 from collab_heads.sites.record import FIELD
 from collab_heads.sites.site import select_sites
@@ -43,7 +43,7 @@ def check_compress_flags(args: Namespace, model: PreTrainedModel) -> None:
     """
     adapter = get_adapter(model, capability="collaborative")
     kind, parts = args.compress_kind or COMPRESSED, tuple(args.compress_parts or SITE_PARTS)
-    shapes = [shape_of(site, kind, parts) for site in choose_sites(model, adapter, args.sites, parts)]
+    shapes = [shape_of(site, kind, parts) for site in choose_sites(OpenLayers.of(model, adapter), args.sites, parts)]
     if (args.compress_of or MEASURES[0]) != "parameters":
         return
     least = sum(min(size_with(shape, choice).parameters for choice in choices_of(shape)) for shape in shapes)
@@ -124,7 +124,10 @@ def check_swap_flags(args: Namespace, model: PreTrainedModel) -> None:
     chosen = select_sites(with_heads, args.sites)
     widths = widths_asked(with_heads, chosen, args.dim_shared_query_key)
     values = widths_asked(with_heads, chosen, args.dim_value, "dim_value")
-    for site in open_sites(model, adapter, chosen):
+    paths = {site.path for site in chosen}
+    for site in OpenLayers.of(model, adapter).with_heads:
+        if site.path not in paths:
+            continue
         resolve_width(values.get(site.path), site.site, site.dim_value, "dim_value")
         if only_values or site.path not in widths:
             continue

@@ -10,7 +10,6 @@ from collab_heads.compression.parts.shape import UNCHANGED, AttentionShape, Choi
 from collab_heads.compression.parts.table import choices_of, parts_of, size_with
 from collab_heads.compression.parts.table import resized as geometry_of
 from collab_heads.model.apply_state import keep_neurons
-from collab_heads.model.open_feed_forward import reopened
 from collab_heads.sites.state import FeedForwardState
 from families import FAMILIES
 
@@ -65,7 +64,7 @@ def test_predicted_sizes_are_real(family, kind, choice, before):
     choice = Choice.of(**choice)
     resized(model, shape, choice, kind)
     size = size_with(shape, choice)
-    assert (size.parameters, size.cache) == real_size(reopened(site))
+    assert (size.parameters, size.cache) == real_size(site.now(site.state))
 
 
 def test_the_site_as_it_is_comes_last_and_no_choice_is_wider(family, kind):

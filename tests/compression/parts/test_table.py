@@ -4,12 +4,14 @@ import pytest
 import torch
 from compressing import batches_of, first_block, first_site
 from model_inputs import cast
+from opening import layers_of
 
 from collab_heads.collaborative.calibrate import calibrate
 from collab_heads.compression.measurements import SiteErrors
+from collab_heads.compression.parts.part import install
 from collab_heads.compression.parts.query_key import QUICK
 from collab_heads.compression.parts.shape import AttentionShape, shape_of
-from collab_heads.compression.parts.table import PARTS, falling, fit_site, install, site_errors
+from collab_heads.compression.parts.table import PARTS, falling, fit_site, site_errors
 from collab_heads.model.apply_state import undone
 from collab_heads.model.batches import run_batches, sides
 
@@ -60,9 +62,10 @@ def test_an_error_is_what_the_site_then_makes(measured, part):
     if choice is None:
         assert part == "query_key"
         pytest.skip("its queries and keys keep their width")
-    fit = fit_site(site, shape, choice, fitted, QUICK)
-    with undone(model, [site]):
-        install(model, site.adapter, {site.path: fit})
+    layers = layers_of(model)
+    fit = fit_site(layers, site.path, shape, choice, fitted, QUICK)
+    with undone(layers, [site]) as tried:
+        install(tried, {site.path: fit})
         after = outputs_of(model, first_with(part, model), held)
     moved = torch.cat(after) - torch.cat(before)
     if part == "query_key":  # from recorded calls, the variance around the mean of each

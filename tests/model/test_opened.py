@@ -1,4 +1,7 @@
-"""Models that accelerate spread or offloaded: what changes or measures attention does there what it does elsewhere."""
+"""The door: what accelerate placed on devices changes as any other model; offloaded weights and NaN are refused."""
+
+import sys
+from collections import Counter
 
 import pytest
 import torch
@@ -6,10 +9,9 @@ from accelerate import cpu_offload, disk_offload, dispatch_model
 from accelerate.hooks import LayerwiseCastingHook, add_hook_to_module
 from compressing import batches_of
 from distilling import changed_pair
-from model_runs import aligned
 from model_sizes import FP32_NOISE
 from torch.testing import assert_close
-from unchanged import refused
+from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import (
     HeadPenalty,
@@ -25,6 +27,7 @@ from collab_heads import (
     mean_loss,
     plan,
     prune_heads,
+    prune_neurons,
     swap_heads,
     swap_to_alpha,
     swap_to_collaborative,
@@ -33,15 +36,15 @@ from collab_heads import (
 )
 from collab_heads.collaborative.score_terms import restrict_scores
 from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, UnsupportedModelError
-from collab_heads.model.device_hooks import HOOK, OWN_FILE
-from collab_heads.model.offloading import is_offloaded
+from collab_heads.model.open_layers import OpenLayers
+from collab_heads.model.refusals import HOOK
+from collab_heads.sites.record import CollabConfig
 from families import FAMILIES
 
 CPU = torch.device("cpu")
 LAYER_1 = "encoder.layer.1.attention.self"
 HALF = {"embeddings": "cpu", "encoder.layer.0": "cpu", "encoder.layer.1": "disk", "pooler": "cpu"}
 HALF = {f"bert.{name}": place for name, place in HALF.items()} | {"dropout": "cpu", "classifier": "cpu"}
-TWO_PLACES = {"a layer": "cpu", "another": "disk"}  # by which save_pretrained knows that weights are away
 SOME_HEADS = {"enc-self": [[0], [1, 2]]}
 
 
@@ -51,39 +54,26 @@ def by_device_map(model, folder):
     return type(model).from_pretrained(folder / "stock", device_map=HALF, offload_folder=folder / "offload")
 
 
-def by_device_map_without_folder(model, folder):
-    """The same without a place for what is written."""
-    model.save_pretrained(folder / "stock")
-    return type(model).from_pretrained(folder / "stock", device_map=HALF)
-
-
 def to_memory(model, folder):
-    """All of it away in memory."""
-    cpu_offload(model, CPU).hf_device_map = TWO_PLACES
-    return model
+    return cpu_offload(model, CPU)
 
 
-def to_memory_by_module(model, folder):
-    """The same, attention modules as a whole."""
-    cpu_offload(model, CPU, preload_module_classes=["BertSelfAttention"]).hf_device_map = TWO_PLACES
-    return model
+def to_memory_by_layer(model, folder):
+    """The same, layers as a whole: their modules have no hooks of their own."""
+    return cpu_offload(model, CPU, preload_module_classes=["BertLayer"])
 
 
 def to_disk(model, folder):
-    """All of it away in raw files of accelerate."""
-    disk_offload(model, str(folder / "offload"), CPU).hf_device_map = TWO_PLACES
-    return model
+    return disk_offload(model, str(folder / "offload"), CPU)
 
 
-def placed(model, folder):
-    """Hooks that only place it."""
-    return dispatch_model(model, {"": "cpu"}, force_hooks=True)
+OFFLOADED = {each.__name__: each for each in (by_device_map, to_memory, to_memory_by_layer, to_disk)}
 
 
-SPREADS = {
-    spread.__name__: spread
-    for spread in (by_device_map, by_device_map_without_folder, to_memory, to_memory_by_module, to_disk, placed)
-}
+def placed(model):
+    """Return the model with hooks on every module that place it."""
+    names = [name for name, _ in (*model.named_modules(), *model.named_buffers()) if name]
+    return dispatch_model(model, dict.fromkeys(names, "cpu"), force_hooks=True)
 
 
 def batches(labels: bool = False) -> list[dict]:
@@ -145,33 +135,54 @@ def logits(model) -> torch.Tensor:
         return model.eval()(**FAMILIES["bert"].inputs()).logits
 
 
-def by_default(spread: str, change: str):
-    return pytest.param(
-        spread, change, marks=() if spread == "by_device_map" or change == "shared" else pytest.mark.slow
-    )
-
-
-@pytest.mark.parametrize("spread, change", [by_default(spread, change) for spread in SPREADS for change in CHANGES])
-def test_a_change_does_what_it_does_to_a_whole_model(change, spread, tmp_path):
-    whole = FAMILIES["bert"].build()
-    before = logits(whole)
-    model = SPREADS[spread](FAMILIES["bert"].build(), tmp_path)
-    away = names_away(model)
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_placed_model_changes_as_any_other(change, tmp_path):
+    whole, model = FAMILIES["bert"].build(), placed(FAMILIES["bert"].build())
+    before, hooked = logits(whole), hooks_of(model)
+    assert f"bert.{LAYER_1}" in hooked and f"bert.{LAYER_1}.value" in hooked
     CHANGES[change](whole)
     CHANGES[change](model)
     wanted = logits(whole)
     assert change == "gates" or (wanted - before).abs().max() > 0.01
     assert_close(logits(model), wanted, atol=FP32_NOISE, rtol=0)
-    names = {name for name, _ in model.named_parameters()}
-    assert away & names <= names_away(model)
-    new = {name for name in names - away if "layer.1.attention" in name and not name.endswith("alpha")}
-    assert new <= names_away(model) or spread == "placed"
-    model.save_pretrained(tmp_path / "saved")
-    loaded = type(model).from_pretrained(tmp_path / "saved")
-    assert_close(logits(loaded), wanted, atol=FP32_NOISE, rtol=0)
-    again = type(model).from_pretrained(tmp_path / "saved", device_map=HALF, offload_folder=tmp_path / "other")
-    assert is_offloaded(again)
-    assert_close(logits(again), wanted, atol=FP32_NOISE, rtol=0)
+    assert hooks_of(model) == {name: hook for name, hook in hooked.items() if name in hooks_of(model)}
+    assert f"bert.{LAYER_1}" in hooks_of(model)
+    model.save_pretrained(tmp_path)
+    assert_close(logits(type(model).from_pretrained(tmp_path)), wanted, atol=FP32_NOISE, rtol=0)
+
+
+CALLS = {
+    "compress": lambda model: compress(model, batches(), 0.5, refine_steps=2),
+    "plan": lambda model: plan(model, batches(), refine_steps=2),
+    "swap": lambda model: swap_to_collaborative(model, dim_shared_query_key=12, batches=batches(), refine_steps=2),
+    "heads": lambda model: prune_heads(model, batches(), keep=5),
+    "neurons": lambda model: prune_neurons(model, batches(), keep=16),
+    "fold": pruned_then_folded,
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_model_is_opened_once(call):
+    """Whatever is tried out on it; a second function opens it again."""
+    codes = {OpenLayers.of.__func__.__code__: "sites", OpenLayers.feed_forwards.func.__code__: "blocks"}
+    codes[CollabConfig.on.__func__.__code__] = "record"
+    counts, model = Counter(), FAMILIES["bert"].build().eval()
+
+    def watch(frame, event, _):
+        if event == "call" and frame.f_code in codes:
+            counts[codes[frame.f_code]] += 1
+
+    sys.setprofile(watch)
+    try:
+        CALLS[call](model)
+    finally:
+        sys.setprofile(None)
+    once = 2 if call == "fold" else 1
+    assert counts["sites"] == counts["record"] == once and counts["blocks"] <= 1
+
+
+def hooks_of(model) -> dict[str, int]:
+    return {name: id(vars(module)[HOOK]) for name, module in model.named_modules() if HOOK in vars(module)}
 
 
 def names_away(model) -> set[str]:
@@ -181,27 +192,54 @@ def names_away(model) -> set[str]:
 MEASURES = {
     "importance": lambda model: head_importance(model, batches(labels=True)),
     "reconstruction": lambda model: head_importance(model, batches(), criterion="reconstruction"),
-    "statistics": lambda model: head_statistics(model, batches()).confidence,
     "relevance": lambda model: analyze_heads(model, batches(labels=True), parts=["relevance"]).relevance.relevance,
+    "statistics": lambda model: head_statistics(model, batches()).confidence,
+}
+READING = {
+    "gate_report": gate_report,
+    "alpha_report": alpha_report,
+    "neurons": lambda model: prune_neurons(model, batches(), keep=8),
 }
 
 
 @pytest.mark.parametrize("measure", MEASURES)
-@pytest.mark.parametrize("spread", ("by_device_map", "to_memory"))
-def test_measures_are_those_of_a_whole_model(measure, spread, tmp_path):
-    model = SPREADS[spread](FAMILIES["bert"].build(), tmp_path)
-    away = names_away(model)
-    found, wanted = MEASURES[measure](model.eval()), MEASURES[measure](FAMILIES["bert"].build().eval())
+def test_measures_of_a_placed_model(measure):
+    model = placed(FAMILIES["bert"].build().eval())
+    found, wanted = MEASURES[measure](model), MEASURES[measure](FAMILIES["bert"].build().eval())
     assert wanted.keys() == found.keys()
     for path, scores in wanted.items():
         assert_close(found[path], scores, atol=FP32_NOISE, rtol=0)
-    assert away and names_away(model) == away
 
 
-def test_without_heads_and_contributions(tmp_path):
+@pytest.mark.parametrize("spread", OFFLOADED)
+def test_an_offloaded_model_is_refused_and_left_as_it_was(spread, tmp_path):
+    model = OFFLOADED[spread](FAMILIES["bert"].build().eval(), tmp_path)
+    wanted, hooks, away = logits(model), hooks_of(model), names_away(model)
+    measures = {name: call for name, call in MEASURES.items() if name != "statistics"}
+    for name, call in {**CHANGES, **measures, **READING}.items():
+        with pytest.raises(SwapError, match="load the model whole"):
+            call(model)
+        assert (hooks_of(model), names_away(model)) == (hooks, away), name
+    assert_close(logits(model), wanted, atol=0, rtol=0)
+
+
+def test_what_needs_no_weights_runs_offloaded(tmp_path):
+    """Statistics and generation of a changed checkpoint; accelerate brings each module in as it runs."""
+    whole = FAMILIES["marian"].build().eval()
+    prune_heads(whole, heads={"enc-self": [[0], [1]]})
+    whole.save_pretrained(tmp_path)
+    model = cpu_offload(type(whole).from_pretrained(tmp_path).eval(), CPU)
+    inputs = {name: FAMILIES["marian"].inputs()[name] for name in ("input_ids", "attention_mask")}
+    assert torch.equal(*(each.generate(**inputs, max_length=12, num_beams=2) for each in (model, whole)))
+    labelled = [FAMILIES["marian"].inputs() | {"labels": FAMILIES["marian"].inputs()["decoder_input_ids"]}]
+    found, wanted = (head_statistics(each, labelled).confidence for each in (model, whole))
+    for path, values in wanted.items():
+        assert_close(found[path], values, atol=FP32_NOISE, rtol=0)
+
+
+def test_without_heads_and_contributions():
     marian = FAMILIES["marian"]
-    model, whole = marian.build().eval(), marian.build().eval()
-    cpu_offload(model, CPU)
+    model, whole = placed(marian.build().eval()), marian.build().eval()
     inputs = marian.inputs() | {"decoder_attention_mask": torch.ones_like(marian.inputs()["decoder_input_ids"])}
     found, wanted = token_contributions(model, [inputs]), token_contributions(whole, [inputs])
     assert_close(found.source, wanted.source, atol=FP32_NOISE, rtol=0)
@@ -210,84 +248,18 @@ def test_without_heads_and_contributions(tmp_path):
     assert_close(list(found.values()), list(wanted.values()), atol=FP32_NOISE, rtol=0)
 
 
-def test_an_offloaded_decoder_generates(tmp_path):
-    model, whole = FAMILIES["marian"].build().eval(), FAMILIES["marian"].build().eval()
-    cpu_offload(model, CPU)
-    for each in (model, whole):
-        swap_to_gated(each)
-        swap_to_alpha(each)
-        swap_to_collaborative(each, dim_shared_query_key=12)
-    inputs = {name: FAMILIES["marian"].inputs()[name] for name in ("input_ids", "attention_mask")}
-    written = [each.generate(**inputs, max_length=12, num_beams=2) for each in (model, whole)]
-    assert torch.equal(*written)
-
-
-@pytest.mark.parametrize("spread", (to_memory, to_disk))
-def test_heads_come_back_where_nothing_of_a_site_was_left(spread, tmp_path):
-    """Qwen3 has no bias behind its heads, and norms of its own, which go with the last head."""
-    model, whole = spread(FAMILIES["qwen3"].build(), tmp_path), FAMILIES["qwen3"].build()
-    for each in (model, whole):
-        prune_heads(each, heads={"dec-self": [[], [0, 1, 2, 3]]})
-        fold_heads(each)
-    inputs = FAMILIES["qwen3"].inputs()
-    with torch.no_grad():
-        assert_close(model(**inputs).logits, whole(**inputs).logits, atol=FP32_NOISE, rtol=0)
-
-
-def test_what_was_on_disk_goes_to_disk_and_what_was_in_memory_is_let_go(tmp_path):
-    model = by_device_map(FAMILIES["bert"].build(), tmp_path)
-    swap_to_collaborative(model, dim_shared_query_key=12, sites=LAYER_1)
-    assert list((tmp_path / "offload").glob(f"{OWN_FILE}*.safetensors"))
-    model = to_memory(FAMILIES["bert"].build(), tmp_path)
-    held = vars(model.bert.encoder.layer[1].attention.self.query)[HOOK].weights_map.dataset
-    name = "bert.encoder.layer.1.attention.self.query.weight"
-    assert name in held
-    swap_to_collaborative(model, dim_shared_query_key=12, sites=LAYER_1)
-    assert name not in held
-
-
-@pytest.mark.parametrize(
-    "put", (lambda place: place.write_text("a file in its place"), lambda place: place.symlink_to("/proc"))
-)
-def test_an_offload_folder_that_cannot_be_written(put, tmp_path, warnings_logged):
-    model = by_device_map(FAMILIES["bert"].build(), tmp_path)
-    wanted = FAMILIES["bert"].build()
-    (tmp_path / "offload").rmdir()
-    put(tmp_path / "offload")
-    for each in (model, wanted):
-        swap_to_collaborative(each, dim_shared_query_key=12)
-    assert "kept in memory" in warnings_logged.text
-    assert_close(logits(model), logits(wanted), atol=FP32_NOISE, rtol=0)
-
-
-def test_half_precision_stays(tmp_path):
-    model = to_memory(FAMILIES["bert"].build().to(torch.bfloat16), tmp_path)
-    compress(model, batches(), 0.5, refine_steps=2)
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-    model.save_pretrained(tmp_path / "saved")
-    loaded = type(model).from_pretrained(tmp_path / "saved", dtype=torch.bfloat16)
-    assert torch.equal(logits(aligned(loaded)), logits(model))
-
-
-@pytest.mark.parametrize("spread", SPREADS)
-def test_an_error_leaves_it_as_it_was(spread, tmp_path):
-    model = SPREADS[spread](FAMILIES["bert"].build(), tmp_path)
-    hooks, wanted = hooks_of(model), logits(model)
-    before = dict(model.named_parameters())  # a forward pass puts others in the places of those that were away
+def test_an_error_leaves_a_placed_model_as_it_was():
+    model = placed(FAMILIES["bert"].build())
+    hooks, before = hooks_of(model), dict(model.named_parameters())
     with pytest.raises(ArgumentError):
         swap_to_collaborative(model, dim_shared_query_key=10**6)
     now = dict(model.named_parameters())
-    assert all(now[name] is parameter for name, parameter in before.items()) and now.keys() == before.keys()
+    assert now.keys() == before.keys() and all(now[name] is parameter for name, parameter in before.items())
     assert hooks_of(model) == hooks
-    assert_close(logits(model), wanted, atol=0, rtol=0)
 
 
-def hooks_of(model) -> dict[str, int]:
-    return {name: id(vars(module)[HOOK]) for name, module in model.named_modules() if HOOK in vars(module)}
-
-
-def test_a_plan_of_a_model_that_was_changed_since(tmp_path):
-    model = by_device_map(FAMILIES["bert"].build(), tmp_path)
+def test_a_plan_of_a_model_that_was_changed_since():
+    model = placed(FAMILIES["bert"].build())
     made = plan(model, batches(), refine_steps=0)
     prune_heads(model, heads=SOME_HEADS)
     with pytest.raises(ArgumentError, match="changed since the plan"):
@@ -299,24 +271,14 @@ def test_hooks_of_another_kind_are_refused():
     add_hook_to_module(
         model.bert.encoder.layer[0].attention.self.key, LayerwiseCastingHook(torch.float16, torch.float32, False)
     )
+    before = snapshot(model)
     with pytest.raises(SwapError, match="LayerwiseCastingHook"):
         swap_to_gated(model)
-
-
-def test_weights_that_come_in_with_a_whole_layer_are_refused():
-    model = FAMILIES["bert"].build()
-    cpu_offload(model, CPU, preload_module_classes=["BertLayer"])
-    wanted = logits(model)
-    with pytest.raises(SwapError, match="preload_module_classes"):
-        swap_to_gated(model)
-    assert_close(logits(model), wanted, atol=0, rtol=0)
+    assert_unchanged(model, before)
 
 
 def test_only_whole_models_are_trained():
     model, original = changed_pair()
-    cpu_offload(original, CPU)
-    report = distill(model, original, batches(), steps=2)
-    assert report.before.total(1.0) > 0.01
     swap_to_gated(model)
     cpu_offload(model, CPU)
     for refusing in (lambda: distill(model, original, batches(), steps=2), lambda: HeadPenalty(model, target_heads=4)):
@@ -364,13 +326,3 @@ def test_neither_of_a_pair_may_have_weights_that_are_not_finite():
             pair[which].bert.encoder.layer[1].attention.output.dense.weight[0, 0] = torch.nan
         with refused(pair[0], NonFiniteError, LAYER_1, "attention.output.dense.weight contains NaN"):
             distill(*pair, batches_of(FAMILIES["bert"]), 1)
-
-
-def test_weights_on_disk_are_looked_at_too(tmp_path):
-    model = FAMILIES["bert"].build()
-    with torch.no_grad():
-        model.bert.encoder.layer[1].attention.self.key.weight[0, 0] = torch.nan
-    model = by_device_map(model, tmp_path)
-    with pytest.raises(NonFiniteError, match=r"self\.key\.weight contains NaN"):
-        swap_to_gated(model)
-    assert model.bert.encoder.layer[1].attention.self.key.weight.is_meta
