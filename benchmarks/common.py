@@ -18,8 +18,9 @@ import torch
 from transformers import PreTrainedModel
 
 from collab_heads.base.display import portable_name
+from collab_heads.compression.compression_plan import CompressionPlan
+from collab_heads.compression.fitting import fit_choices
 from collab_heads.compression.parts.part import install
-from collab_heads.compression.plan import CompressionPlan
 from collab_heads.model.apply_state import undone
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,7 +57,7 @@ def minilm() -> str:
 
 def compressed_copy(made: CompressionPlan, budget: float) -> tuple[PreTrainedModel, float]:
     """Return a smaller copy of the model of a plan, and the error of its output; the plan serves other budgets, too."""
-    measured, fitted = made.measured, made.fit(made.choose(budget))
+    measured, fitted = made.measured, fit_choices(made.measured, made.choose(budget))
     with undone(measured.layers, measured.sites) as tried:
         install(tried, fitted)
         return copy.deepcopy(measured.model), measured.probe.error()

@@ -62,7 +62,7 @@ def budget_for(made, share: float) -> float:
     The plan counts on its own batches, whose sentences have other lengths.
     """
     work = Workload(calls=1, queries=TOKENS, keys=TOKENS, pairs=TOKENS**2)
-    uses = {path: dataclasses.replace(use, work=work) for path, use in made.uses.items()}
+    uses = {path: dataclasses.replace(use, work=work) for path, use in made.measured.uses.items()}
 
     def cost(choices) -> float:
         return sum(measures.operations(use, choices[path]) for path, use in uses.items())

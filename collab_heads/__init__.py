@@ -27,7 +27,8 @@ from collab_heads.collaborative.report import SiteReport, SwapReport
 from collab_heads.collaborative.scratch import collaborative_config
 from collab_heads.collaborative.swap import swap_to_collaborative
 from collab_heads.compression.compress import compress
-from collab_heads.compression.plan import CompressionPlan, plan
+from collab_heads.compression.compression_plan import CompressionPlan
+from collab_heads.compression.plan import plan
 from collab_heads.compression.report import CompressedSite, CompressReport
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.registry import get_adapter, register, supported_model_types

@@ -13,7 +13,7 @@ from collab_heads.analysis.plots.canvas import save_figure
 from collab_heads.base.extras import missing
 from collab_heads.collaborative.report import SwapReport
 from collab_heads.command.inputs import Loaded
-from collab_heads.compression.plan import CompressionPlan
+from collab_heads.compression.compression_plan import CompressionPlan
 from collab_heads.compression.report import CompressReport
 from collab_heads.distillation.checkpoint import DistillReport
 from collab_heads.files.atomic import write_json

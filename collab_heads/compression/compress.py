@@ -4,7 +4,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -13,15 +13,19 @@ from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import is_number
 from collab_heads.base.option_values import SITE_PARTS, ModelShape, SitePart
 from collab_heads.base.progress import one_bar, progress_bar
-from collab_heads.compression.latency import Latencies
-from collab_heads.compression.measures import COUNTED, Measure, operations
+from collab_heads.compression.compression_plan import Choices, CompressionPlan, check_budget
+from collab_heads.compression.fitting import fit_choices, fitted_error
+from collab_heads.compression.latency import timed_again
+from collab_heads.compression.measurements import Measurements
+from collab_heads.compression.measures import COUNTED, Measure, SiteUse, operations
 from collab_heads.compression.options import PlanOptions
 from collab_heads.compression.parts.part import Fit, install
-from collab_heads.compression.parts.shape import UNCHANGED
+from collab_heads.compression.parts.shape import UNCHANGED, Choice
 from collab_heads.compression.parts.table import parts_of, resized
-from collab_heads.compression.plan import Choices, CompressionPlan, check_budget, planned
+from collab_heads.compression.plan import measure, planned
 from collab_heads.compression.report import CompressedSite, CompressReport, Cost
 from collab_heads.errors import ArgumentError
+from collab_heads.model.open_layers import OpenLayers
 from collab_heads.model.opened import opened
 from collab_heads.model.site_size import size_of
 from collab_heads.sites.state import QueryKeyKind
@@ -46,6 +50,7 @@ def compress(
     multiple_of: int = 1,
     refine_steps: int = 120,
     seed: int = 0,
+    plan: CompressionPlan | None = None,
 ) -> CompressReport:
     """Make the layers of a model smaller, in place, where this costs least.
 
@@ -95,6 +100,8 @@ def compress(
             do not change stay as they are.
         refine_steps: Adam steps that fit each narrower query/key projection to the original output of its site.
         seed: seed of the order of the inputs in the refinement.
+        plan: a plan that was loaded (`CompressionPlan.load`), with its own options: what it says is fitted to the
+            batches, and nothing is measured again.
 
     Returns:
         A report with the changes of every site, the predicted and the measured error, and the costs before and after;
@@ -112,21 +119,26 @@ def compress(
         raise ArgumentError(f"max_error {max_error!r} must be a number above 0: the error that the output may have")
     share = check_budget(0.5 if budget is None else budget)
     options = PlanOptions(of, sites, parts, kind, shape, multiple_of, refine_steps, seed)
-    if isinstance(batches, CompressionPlan):
+    given = batches if isinstance(batches, CompressionPlan) else plan
+    if given is not None:
         if own := options.changed():
             raise ArgumentError(f"{', '.join(own)}: a plan has its own; give what is to count to plan()")
-        of = batches.of
-    phases = ("plan", 10), ("fitting", 4 if max_error is None else 12), ("timing what was chosen", 3 * (of == "time"))
+        options = given.options
+    is_timed = options.of not in COUNTED
+    phases = (
+        ("plan", 10),
+        ("fitting", 4 if max_error is None else 12),
+        ("timing what was chosen", 3 * is_timed),
+    )
     with opened(model, changes=True, of="layers") as layers, one_bar("compress", phases):
-        if isinstance(batches, CompressionPlan):
-            batches.check_model(layers)
-            made, planning = batches, batches.seconds
-        else:
-            made, planning = planned(layers, batches, options), 0.0
-        chosen = smallest(made, max_error) if max_error is not None else FittedChoice.of(made, made.choose(share))
-        report = report_of(made, chosen, None if max_error is not None else share, max_error)
+        made, measured = plan_for(layers, batches, options, plan)
+        chosen = (
+            FittedChoice.of(measured, made.choose(share)) if max_error is None else smallest(made, measured, max_error)
+        )
+        report = report_of(made, measured, chosen, share if max_error is None else None, max_error)
         # Nothing has changed up to here; nothing can fail from here on.
         install(layers, chosen.fitted)
+    planning = 0.0 if given is None else given.seconds
     return dataclasses.replace(
         report,
         model_parameters_after=model.num_parameters(),
@@ -135,36 +147,57 @@ def compress(
     )
 
 
+def plan_for(
+    layers: OpenLayers, batches: Iterable[Mapping] | CompressionPlan, options: PlanOptions, plan: CompressionPlan | None
+) -> tuple[CompressionPlan, Measurements]:
+    """Return the plan that was given, or a new one, with the measurements that its choices are fitted with."""
+    if isinstance(batches, CompressionPlan):
+        if batches.measured is None:
+            raise ArgumentError("a plan that was loaded has no batches to fit to: pass batches, and it with plan=")
+        batches.measured.check_model(layers)
+        return batches, batches.measured
+    if plan is None:
+        made = planned(layers, batches, options)
+        return made, cast(Measurements, made.measured)
+    measured = measure(layers, batches, options, errors=False)
+    plan.check_sites(measured)
+    return plan, measured
+
+
 def report_of(
-    made: CompressionPlan, chosen: "FittedChoice", budget: float | None, max_error: float | None
+    made: CompressionPlan,
+    measured: Measurements,
+    chosen: "FittedChoice",
+    budget: float | None,
+    max_error: float | None,
 ) -> CompressReport:
     """Return the report of what was chosen, before it is installed."""
-    model, choices = made.measured.model, chosen.choices
+    model, choices, uses = measured.model, chosen.choices, measured.uses
     parameters, size = model.num_parameters(), num_bytes(model)
     return CompressReport(
-        sites=tuple(site_report(made, path, choices) for path in choices),
+        sites=tuple(site_report(made, uses[path], path, choice) for path, choice in choices.items()),
         of=made.of,
         budget=budget,
         max_error=max_error,
         predicted_error=made.predicted(choices),
         measured_error=chosen.error,
-        costs=costs(made, choices),
+        costs=costs(made, measured, choices),
         model_parameters_before=parameters,
         model_parameters_after=parameters,
         model_bytes_before=size,
         model_bytes_after=size,
-        operations_share=operations_share(made, choices),
+        operations_share=operations_share(measured, choices),
         seconds=0.0,
     )
 
 
-def operations_share(made: CompressionPlan, choices: Choices) -> float:
+def operations_share(measured: Measurements, choices: Choices) -> float:
     """Return the share of the model's multiplications on the batches that is left."""
+    uses, others = measured.uses, measured.others
     before, after = (
-        sum(operations(use, chosen[path]) for path, use in made.uses.items())
-        for chosen in (dict.fromkeys(made.uses, UNCHANGED), choices)
+        sum(operations(use, chosen[path]) for path, use in uses.items())
+        for chosen in (dict.fromkeys(uses, UNCHANGED), choices)
     )
-    others = made.measured.others
     return (after + others) / (before + others)
 
 
@@ -181,14 +214,14 @@ class FittedChoice(NamedTuple):
     error: float
 
     @classmethod
-    def of(cls, made: CompressionPlan, choices: Choices) -> "FittedChoice":
+    def of(cls, measured: Measurements, choices: Choices) -> "FittedChoice":
         """Fit choices, and measure the error of the output with them; the model stays as it is."""
         with one_bar("fitting", (("fitting sites", 8), ("refitting in order", 16), ("measuring", 1))):
-            fitted = made.fit(choices)
-            return cls(choices, fitted, made.measured_error(fitted))
+            fitted = fit_choices(measured, choices)
+            return cls(choices, fitted, fitted_error(measured, fitted))
 
 
-def smallest(made: CompressionPlan, max_error: float) -> FittedChoice:
+def smallest(made: CompressionPlan, measured: Measurements, max_error: float) -> FittedChoice:
     """Return the choices of the smallest model within an error, among a few attempts.
 
     The error of each attempt sets the limit of the next one.
@@ -198,7 +231,7 @@ def smallest(made: CompressionPlan, max_error: float) -> FittedChoice:
     """
     limit, best, least, errors = max_error, None, 1.0, []
     for _ in progress_bar(range(ATTEMPTS), desc="fitting"):
-        chosen = FittedChoice.of(made, made.within(limit))
+        chosen = FittedChoice.of(measured, made.within(limit))
         if not chosen.fitted:  # the model as it is
             break
         errors.append(error := chosen.error)
@@ -214,21 +247,20 @@ def smallest(made: CompressionPlan, max_error: float) -> FittedChoice:
     return best
 
 
-def costs(made: CompressionPlan, choices: Choices) -> dict[Measure, Cost]:
+def costs(made: CompressionPlan, measured: Measurements, choices: Choices) -> dict[Measure, Cost]:
     """Return the cost of the sites by every known measure, unless it is zero; "time" only if the plan is of it."""
     found = {}
-    for measure, cost in COUNTED.items():
-        before = sum(cost(use, UNCHANGED) for use in made.uses.values())
-        after = sum(cost(use, choices[path]) for path, use in made.uses.items())
+    for name, cost in COUNTED.items():
+        before = sum(cost(use, UNCHANGED) for use in measured.uses.values())
+        after = sum(cost(use, choices[path]) for path, use in measured.uses.items())
         if before:
-            found[measure] = Cost(before, after)
-    if isinstance(made.cost, Latencies):
-        found[made.of] = Cost(*made.cost.again(made.uses, choices))
+            found[name] = Cost(before, after)
+    if made.of not in COUNTED:
+        found[made.of] = Cost(*timed_again(measured, choices))
     return found
 
 
-def site_report(made: CompressionPlan, path: str, choices: Choices) -> CompressedSite:
-    use, choice = made.uses[path], choices[path]
+def site_report(made: CompressionPlan, use: SiteUse, path: str, choice: Choice) -> CompressedSite:
     whole, geometry = use.shape.geometry, resized(use.shape, choice)
     before, after, projection = size_of(whole), size_of(geometry), getattr(geometry, "query_key", None)
     return CompressedSite(

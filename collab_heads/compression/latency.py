@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from collab_heads.base.progress import progress_bar
+from collab_heads.compression.measurements import Measurements
 from collab_heads.compression.measures import SiteUse
 from collab_heads.compression.parts.shape import UNCHANGED, Choice, Shape
 from collab_heads.compression.parts.table import parts_of, resized
@@ -29,45 +30,42 @@ class Latencies:
     """The times of sites by their sizes: one table per shape and role, measured at construction.
 
     Args:
-        layers: the layers of the model, which is not changed.
-        sites: those that may change.
-        shapes: path -> shape of the site.
-        batch: input as the model takes it, of the size that matters to the user.
+        measured: the measurements of the model, which is not changed; its first batch counts.
     """
 
-    def __init__(self, layers: OpenLayers, sites: Sequence[OpenLayerSite], shapes: Mapping[str, Shape], batch: Mapping):
-        self.layers, self.sites, self.batch = layers, sites, batch
+    def __init__(self, measured: Measurements):
         self.tables: dict[tuple[Shape, str], Table] = {}
-        different = {(shapes[site.path], site.role): site for site in sites}
+        different = {(measured.shapes[site.path], site.role): site for site in measured.sites}
         for (shape, role), site in progress_bar(different.items(), desc="timing sites"):
-            self.tables[shape, role] = time_site(layers, site, shape, batch)
+            self.tables[shape, role] = time_site(measured.layers, site, shape, measured.batch)
 
     def __call__(self, use: SiteUse, choice: Choice) -> float:
         """Return the seconds that a site takes in one forward pass."""
         return use.work.calls * self.tables[use.shape, use.role].seconds(use.shape, choice)
 
-    def again(self, uses: Mapping[str, SiteUse], choices: Mapping[str, Choice]) -> tuple[float, float]:
-        """Time sites again as they are and as chosen, in turns.
 
-        The choices were made by the smallest of a table's many times, which are smallest partly by chance.
+def timed_again(measured: Measurements, choices: Mapping[str, Choice]) -> tuple[float, float]:
+    """Time sites again as they are and as chosen, in turns.
 
-        Args:
-            uses: path -> use of the site.
-            choices: path -> choice for the site.
+    The choices were made by the smallest of a table's many times, which are smallest partly by chance.
 
-        Returns:
-            Seconds of all sites in one forward pass, before and after.
-        """
-        timed: dict[tuple[Shape, str, Choice], list[float]] = {}
-        before = after = 0.0
-        for site in progress_bar(self.sites, desc="timing what was chosen"):
-            use, choice = uses[site.path], choices[site.path]
-            key = use.shape, use.role, choice
-            if key not in timed:
-                pair = [UNCHANGED, choice] if choice != UNCHANGED else [choice]
-                timed[key] = time_choices(self.layers, site, use.shape, pair, self.batch, TURNS_AGAIN)
-            before, after = before + use.work.calls * timed[key][0], after + use.work.calls * timed[key][-1]
-        return before, after
+    Args:
+        measured: the measurements of the model.
+        choices: path -> choice for the site.
+
+    Returns:
+        Seconds of all sites in one forward pass, before and after.
+    """
+    timed: dict[tuple[Shape, str, Choice], list[float]] = {}
+    before, after, uses = 0.0, 0.0, measured.uses
+    for site in progress_bar(measured.sites, desc="timing what was chosen"):
+        use, choice = uses[site.path], choices[site.path]
+        key = use.shape, use.role, choice
+        if key not in timed:
+            pair = [UNCHANGED, choice] if choice != UNCHANGED else [choice]
+            timed[key] = time_choices(measured.layers, site, use.shape, pair, measured.batch, TURNS_AGAIN)
+        before, after = before + use.work.calls * timed[key][0], after + use.work.calls * timed[key][-1]
+    return before, after
 
 
 class Table:

@@ -19,6 +19,7 @@ from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.collaborative.calibrate import CalibratedSites
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.collaborative.kinds import FITS
+from collab_heads.compression.measures import SiteUse
 from collab_heads.compression.options import PlanOptions
 from collab_heads.compression.parts.part import install
 from collab_heads.compression.parts.query_key import QUICK
@@ -34,12 +35,14 @@ from collab_heads.model.apply_state import undone
 from collab_heads.model.batches import each_batch, num_rows, select
 from collab_heads.model.open_layers import OpenFeedForward, OpenLayers, OpenLayerSite, OpenSite
 from collab_heads.model.refusals import check_feed_forwards, check_swappable, check_values
+from collab_heads.sites.record import CollabConfig
 from collab_heads.sites.site import select_sites
 
 logger = logging.get_logger("transformers.collab_heads")  # below transformers' own: its verbosity counts
 HELD_OUT = 8  # one example of so many is measured on, and not fitted to
 MEASURED = 64  # examples that are measured on, at most: every measurement of the output reads them all
 EXAMPLE = 0.1  # squared error of a site at which its sensitivity is measured: as large as errors of interest are
+NAMED = 3  # sites in a message
 REFINED_SITES = 4  # sites on which the gain of refinement is measured
 
 
@@ -73,42 +76,75 @@ class SiteErrors:
 
 @dataclass(frozen=True, eq=False)
 class Measurements:
-    """The measurements of a model that a plan is made from.
+    """The measurements of a model that a plan is made from, and that its choices are fitted with.
 
     Attributes:
         layers: the layers of the model, which is unchanged.
         sites: those that may change.
-        options: how queries and keys are fitted in the end.
+        shapes: path -> its shape.
+        options: the options of the plan.
         fitted: the calibration on the examples to fit to.
+        batch: the first batch, for times.
         work: path -> work of the site on the batches.
         others: multiplications of all other projections of the model on the batches.
         probe: measures how far the output of the model moves, on examples that no fit sees.
-        errors: path -> squared errors of the site.
-        sensitivity: path -> part -> squared error of the output by that of the site.
+        errors: path -> squared errors of the site; empty where a plan that was loaded says what to choose.
+        sensitivity: path -> part -> squared error of the output by that of the site; empty likewise.
+        condition: what differs once the model is changed.
     """
 
     layers: OpenLayers
     sites: list[OpenLayerSite]
-    options: FitOptions
+    shapes: Mapping[str, Shape]
+    options: PlanOptions
     fitted: CalibratedSites
+    batch: Mapping
     work: Mapping[str, Workload]
     others: int
     probe: Probe
     errors: Mapping[str, SiteErrors]
     sensitivity: Mapping[str, Mapping[SitePart, float]]
+    condition: tuple[CollabConfig, list]
 
     @property
     def model(self) -> PreTrainedModel:
         """The model."""
         return self.layers.model
 
+    @property
+    def uses(self) -> dict[str, SiteUse]:
+        """The use of each site, by path."""
+        return {s.path: SiteUse(self.shapes[s.path], s.role, self.work[s.path]) for s in self.sites}
+
+    def check_model(self, layers: OpenLayers) -> None:
+        """Raise ArgumentError unless these are measurements of this model as it is now."""
+        if self.model is not layers.model:
+            raise ArgumentError("the plan was made for another model: pass that one, or batches")
+        if condition_of(layers) != self.condition:
+            raise ArgumentError("the model was changed since the plan was made: make a new one")
+
+
+def condition_of(layers: OpenLayers) -> tuple[CollabConfig, list]:
+    """Return what differs once a model is changed: its record, its shapes, and the number of writes to its tensors.
+
+    Tensors that were made in inference mode do not count writes and are left out.
+    """
+    shapes = [parameter.shape for parameter in layers.model.parameters()]
+    tensors = (tensor for tensor in layers.model.parameters() if not tensor.is_inference())
+    return layers.record, [shapes, [(id(tensor), tensor._version) for tensor in tensors]]
+
 
 def measure_model(
-    layers: OpenLayers,
-    batches: Sequence[Mapping],
-    options: PlanOptions,
+    layers: OpenLayers, batches: Sequence[Mapping], options: PlanOptions, *, errors: bool = True
 ) -> Measurements:
-    """Measure a model, which is not changed; arguments and errors are those of `plan`."""
+    """Measure a model, which is not changed; arguments and errors are those of `plan`.
+
+    Args:
+        layers: the layers of the model.
+        batches: input dicts as the model takes them.
+        options: the options of the plan.
+        errors: whether errors and sensitivities are measured, which take most of the time.
+    """
     model, adapter, parts, kind = layers.model, layers.adapter, options.counted_parts, options.kind
     sites = choose_sites(layers, options.sites, parts)
     attention = [site for site in sites if isinstance(site, OpenSite)]
@@ -122,14 +158,29 @@ def measure_model(
         others = other_operations(model, batches, sites)
     if attention and probe.longest <= 1:
         raise CalibrationError("the calibration examples hold one token each, which attends to itself: pass sentences")
-    errors = {}
-    for site in progress_bar(sites, desc="measuring sites"):
-        shape, path = shape_of(site, kind, parts, options.multiple_of), site.path
+    shapes = {site.path: shape_of(site, kind, parts, options.multiple_of) for site in sites}
+    warn_of_other_widths(shapes, options.multiple_of)
+    found: dict[str, SiteErrors] = {}
+    for site in progress_bar(sites if errors else (), desc="measuring sites"):
+        shape, path = shapes[site.path], site.path
         with few_threads(widths(site.output)[0]):  # names for calibrations would keep them in memory
-            errors[path] = SiteErrors(shape, site_errors(site, shape, fitted.take(path), shown.take(path)))
+            found[path] = SiteErrors(shape, site_errors(site, shape, fitted.take(path), shown.take(path)))
     del shown  # as large as `fitted`
-    sensitivity = sensitivities(layers, sites, errors, fitted, probe, options.fit)
-    return Measurements(layers, sites, options.fit, fitted, work, others, probe, errors, sensitivity)
+    sensitivity = sensitivities(layers, sites, found, fitted, probe, options.fit) if errors else {}
+    condition = condition_of(layers)
+    return Measurements(
+        layers, sites, shapes, options, fitted, batches[0], work, others, probe, found, sensitivity, condition
+    )
+
+
+def warn_of_other_widths(shapes: Mapping[str, Shape], multiple_of: int) -> None:
+    """Warn of sites that have widths now which are no multiples: what stays of them keeps its width."""
+    others = {path: [n for n in shape.geometry.inner_widths if n % multiple_of] for path, shape in shapes.items()}
+    if found := [f"{path} ({', '.join(map(str, dict.fromkeys(n)))})" for path, n in others.items() if n]:
+        logger.warning(
+            "multiple_of=%d: %s of the %d sites have other widths now, and keep them unless they become smaller: %s%s",
+            *(multiple_of, len(found), len(shapes), ", ".join(found[:NAMED]), ", …" if len(found) > NAMED else ""),
+        )
 
 
 def choose_sites(

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from collab_heads.base.option_values import MEASURES as MEASURES
 from collab_heads.base.option_values import FeedForwardRole, Measure, Role
-from collab_heads.compression.measurements import Measurements
 from collab_heads.compression.parts.shape import Choice, Shape
 from collab_heads.compression.parts.table import size_with
 from collab_heads.compression.workload import Workload
@@ -59,11 +58,3 @@ COUNTED: Mapping[Measure, Callable[[SiteUse, Choice], float]] = {
     "operations": operations,
     "cache": cache,
 }
-
-
-def uses_of(measured: Measurements) -> dict[str, SiteUse]:
-    """Return the use of each site, by path."""
-    return {
-        site.path: SiteUse(measured.errors[site.path].shape, site.role, measured.work[site.path])
-        for site in measured.sites
-    }

@@ -1,8 +1,8 @@
 """The options that `plan` and `compress` share."""
 
-import functools
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
+from typing import cast
 
 from collab_heads.base.checks import MAX_SIZE, check_choice, check_count
 from collab_heads.base.option_values import MEASURES, MODEL_SHAPES, SITE_PARTS, Measure, ModelShape, SitePart
@@ -32,10 +32,13 @@ class PlanOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.sites is not None and not isinstance(self.sites, str):
+            object.__setattr__(self, "sites", tuple(self.sites))
+        object.__setattr__(self, "parts", (self.parts,) if isinstance(self.parts, str) else tuple(self.parts))
         check_choice("measure", self.of, MEASURES)
-        for name in self.named_parts:
+        for name in self.parts:
             check_choice("part", name, PARTS)
-        if not self.named_parts:
+        if not self.parts:
             raise ArgumentError(f"parts is empty: name some of {', '.join(PARTS)}")
         check_kind(self.kind)
         check_count("multiple_of", self.multiple_of, 1, MAX_SIZE)
@@ -43,20 +46,21 @@ class PlanOptions:
             check_choice("shape", self.shape, MODEL_SHAPES)
         _ = self.fit
 
-    @functools.cached_property
-    def named_parts(self) -> tuple[SitePart, ...]:
-        return (self.parts,) if isinstance(self.parts, str) else tuple(self.parts)
-
     @property
     def counted_parts(self) -> tuple[SitePart, ...]:
         """The parts that count in the measure: feed-forward blocks have no cache."""
-        of_attention = tuple(name for name in self.named_parts if PARTS[name].shape is AttentionShape)
-        return of_attention or self.named_parts if self.of == "cache" else self.named_parts
+        parts = cast(tuple[SitePart, ...], self.parts)
+        of_attention = tuple(name for name in parts if PARTS[name].shape is AttentionShape)
+        return of_attention or parts if self.of == "cache" else parts
 
     @property
     def fit(self) -> FitOptions:
         """How queries and keys are fitted."""
         return FitOptions(refine_steps=self.refine_steps, seed=self.seed)
+
+    def to_dict(self) -> dict:
+        """Return the options, ready for JSON."""
+        return asdict(self)
 
     def changed(self) -> list[str]:
         """Return the names of the options that differ from the default."""

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import operator
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +18,6 @@ from unchanged import assert_unchanged, refused, snapshot
 from collab_heads import compress, plan, prune_heads, swap_to_alpha, swap_to_collaborative, swap_to_gated
 from collab_heads.base.option_values import SITE_PARTS as PARTS
 from collab_heads.compression import latency
-from collab_heads.compression.compress import smallest
 from collab_heads.compression.measures import COUNTED
 from collab_heads.compression.parts.shape import UNCHANGED
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, SwapError, UnsupportedModelError
@@ -137,7 +137,7 @@ def test_an_error_is_kept_by_the_smallest_of_some_models():
     assert errors[0] < errors[1] and sizes[0] > sizes[1]
 
 
-def test_the_smallest_of_those_that_keep_an_error_is_taken():
+def test_the_smallest_of_those_that_keep_an_error_is_taken(monkeypatch):
     """The second try misses it, and the third, which keeps it, is larger than the first."""
     tries = iter([(0.4, 0.08), (0.3, 0.12), (0.6, 0.099)])  # share, error
     sizes = {}
@@ -147,13 +147,11 @@ def test_the_smallest_of_those_that_keep_an_error_is_taken():
         sizes[share] = found
         return {"site": share}
 
-    made = SimpleNamespace(
-        within=within,
-        fit=lambda choices: choices,
-        measured_error=lambda fitted: sizes[fitted["site"]],
-        share=lambda choices: choices["site"],
-    )
-    assert smallest(made, 0.1).choices == {"site": 0.4}
+    made = SimpleNamespace(within=within, share=lambda choices: choices["site"])
+    module = sys.modules[compress.__module__]
+    monkeypatch.setattr(module, "fit_choices", lambda measured, choices: choices)
+    monkeypatch.setattr(module, "fitted_error", lambda measured, fitted: sizes[fitted["site"]])
+    assert module.smallest(made, None, 0.1).choices == {"site": 0.4}
 
 
 @pytest.mark.parametrize(

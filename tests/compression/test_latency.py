@@ -1,5 +1,7 @@
 """Times of sites: measured at a few sizes, interpolated between them."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from compressing import batches_of, first_site
@@ -43,7 +45,7 @@ def test_every_shape_of_site_has_a_table_and_the_model_stays():
     sites = layers.with_heads
     shapes = {site.path: AttentionShape.of(site, "per_head") for site in sites}
     before = snapshot(model)
-    times = Latencies(layers, sites, shapes, batches_of(family, 1)[0])
+    times = Latencies(SimpleNamespace(layers=layers, sites=sites, shapes=shapes, batch=batches_of(family, 1)[0]))
     assert_unchanged(model, before)
     assert {role for _, role in times.tables} == {"enc-self", "dec-self", "dec-enc"}
     use = SiteUse(shapes[sites[0].path], sites[0].role, Workload(1, 9, 9, 81))

@@ -59,9 +59,9 @@ def test_a_budget_of_cache_takes_the_best_plan_of_exactly_its_size(name, lengths
         "dec-self": sum(target for _, target in lengths),
     }
     best = {0: 0.0}  # elements of the sites so far -> the least squared error
-    for path, use in made.uses.items():
+    for path, use in made.measured.uses.items():
         found = {}
-        for choice in made.choices[path]:
+        for choice in made.by_path[path].choices:
             size, error = tokens[use.role] * size_with(use.shape, choice).cache, made.option(path, choice).error
             for elements, before in best.items():
                 found[elements + size] = min(found.get(elements + size, math.inf), before + error)

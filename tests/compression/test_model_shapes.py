@@ -123,7 +123,7 @@ def test_ctranslate2_sites_have_one_width_and_one_number_of_heads(name):
     made = plan(model, batches_of(FAMILIES[name]), refine_steps=0, shape="ctranslate2")
     for budget in (0.6, 0.4):
         choices, counts, widths = made.choose(budget), set(), set()
-        for path, use in made.uses.items():
+        for path, use in made.measured.uses.items():
             geometry = resized(use.shape, choices[path])
             if isinstance(geometry, Geometry) and geometry.num_heads:
                 counts.add(geometry.num_heads)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 from compressing import batches_of
@@ -11,7 +12,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from collab_heads import compress, plan
 from collab_heads.base.option_values import MODEL_SHAPES
 from collab_heads.compression.measures import COUNTED
-from collab_heads.compression.plan import CompressionPlan
+from collab_heads.compression.plan import plan_of
 from families import FAMILIES, make
 
 BERT = FAMILIES["bert"]
@@ -63,7 +64,7 @@ RULES = {"even": is_even, "free": lambda choices: True, "uniform": is_uniform, "
 
 def unbeaten(made):
     """(share, predicted error) of all plans that no other one beats in both, by rising share."""
-    plans = (dict(zip(made.choices, each, strict=True)) for each in itertools.product(*made.choices.values()))
+    plans = (dict(zip(made.by_path, each, strict=True)) for each in itertools.product(*(s.choices for s in made.sites)))
     kept = []
     allowed = filter(RULES[made.shape], plans)
     for share, error in sorted((made.share(choices), made.predicted(choices)) for choices in allowed):
@@ -72,10 +73,15 @@ def unbeaten(made):
     return kept
 
 
+def plan_for(measured, of, shape):
+    options = replace(measured.options, of=of, shape=shape)
+    return plan_of(replace(measured, options=options), COUNTED.get(of, seconds))
+
+
 @pytest.mark.parametrize("shape", MODEL_SHAPES)
 @pytest.mark.parametrize("of", [*COUNTED, "time"])
 def test_every_budget_and_every_error_gets_the_best_that_it_allows(measured, of, shape):
-    made = CompressionPlan(measured, of, COUNTED.get(of, seconds), shape)
+    made = plan_for(measured, of, shape)
     plans = unbeaten(made)
     assert len(plans) > {"uniform": 0, "ctranslate2": 5}.get(shape, 10) and made.least == plans[0][0]
     for (share, error), (more, _) in itertools.pairwise([*plans[:-1], (1.0, 0.0)]):
@@ -86,7 +92,7 @@ def test_every_budget_and_every_error_gets_the_best_that_it_allows(measured, of,
 
 
 def test_a_plan_that_costs_exactly_the_budget_is_found(measured):
-    made = CompressionPlan(measured, "cache", COUNTED["cache"], "free")
+    made = plan_for(measured, "cache", "free")
     plans = unbeaten(made)
     share, best = plans[len(plans) // 2]
     report = compress(measured.model, made, share)

@@ -31,7 +31,7 @@ def layer_widths(model):
 
 def test_widths_that_change_are_multiples(family, kind):
     free = plan(family.build(), batches_of(family), kind=kind, refine_steps=0)
-    every = [(use.shape, choice) for path, use in free.uses.items() for choice in free.choices[path]]
+    every = [(use.shape, choice) for path, use in free.measured.uses.items() for choice in free.by_path[path].choices]
     assert any(width % MULTIPLE for shape, choice in every for width in resized(shape, choice).inner_widths)
     for budget in BUDGETS:
         model = family.build()

@@ -8,8 +8,8 @@ from opening import layers_of
 from unchanged import assert_unchanged, snapshot
 
 from collab_heads import compress, plan
-from collab_heads.compression import plan as planning
-from collab_heads.compression import sequential_refit
+from collab_heads.compression import fitting, sequential_refit
+from collab_heads.compression.fitting import fit_choices, fitted_error
 from collab_heads.compression.parts.heads import KeptHeads
 from collab_heads.compression.parts.part import install
 from collab_heads.compression.residual_readers import find_readers
@@ -68,8 +68,8 @@ def test_an_error_that_can_be_undone_is_undone(name):
     made = measured_of(name)
     wrong = shifted(made.measured.sites[0])
     right = refitted_in_order(made.measured, wrong)
-    assert made.measured_error(wrong) > 0.1
-    assert made.measured_error(right) < UNDONE * made.measured_error(wrong)
+    assert fitted_error(made.measured, wrong) > 0.1
+    assert fitted_error(made.measured, right) < UNDONE * fitted_error(made.measured, wrong)
 
 
 def test_an_error_before_a_scale_is_undone():
@@ -85,8 +85,8 @@ def test_an_error_before_a_scale_is_undone():
         for path, (fit,) in shifted(made.measured.sites[0]).items()
     }
     right = refitted_in_order(made.measured, wrong)
-    assert made.measured_error(wrong) > 0.1
-    assert made.measured_error(right) < UNDONE * made.measured_error(wrong)
+    assert fitted_error(made.measured, wrong) > 0.1
+    assert fitted_error(made.measured, right) < UNDONE * fitted_error(made.measured, wrong)
 
 
 def tokens_seen(model, reader, examples):
@@ -178,7 +178,7 @@ def test_products_that_single_precision_cannot_hold(scale):
 
 def test_what_overflows_is_not_refitted(monkeypatch):
     made, add = measured_of("bert"), Sums.add
-    fitted = made.fit(made.choose(0.4))
+    fitted = fit_choices(made.measured, made.choose(0.4))
     assert refitted_in_order(made.measured, fitted)
 
     def overflowing(self, rows, targets):
@@ -192,7 +192,7 @@ def test_what_overflows_is_not_refitted(monkeypatch):
 
 def test_what_loses_as_much_on_other_portions_is_not_refitted(monkeypatch):
     made = measured_of("bert")
-    fitted = made.fit(made.choose(0.4))
+    fitted = fit_choices(made.measured, made.choose(0.4))
     monkeypatch.setattr(sequential_refit, "error", lambda weights, held: 1.0)
     assert refitted_in_order(made.measured, fitted) == {}
 
@@ -234,14 +234,14 @@ def test_later_sites_make_up_for_earlier_ones():
 def test_the_error_falls_and_the_model_stays(family):
     made = plan(family.build(), batches_of(family, 64), refine_steps=0)
     before = snapshot(made.measured.model)
-    fitted = made.fit(made.choose(0.4))
+    fitted = fit_choices(made.measured, made.choose(0.4))
     assert_unchanged(made.measured.model, before)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "refitted_in_order", lambda measured, fitted: {})
-        plain = made.fit(made.choose(0.4))
+        patch.setattr(fitting, "refitted_in_order", lambda measured, fitted: {})
+        plain = fit_choices(made.measured, made.choose(0.4))
     kept = [fit for fits in fitted.values() for fit in fits if isinstance(fit, RefittedOutput)]
     if family.name not in ("albert", "qwen3"):  # layers that share their modules; nothing helps on held-out examples
-        assert kept and made.measured_error(fitted) < made.measured_error(plain)
+        assert kept and fitted_error(made.measured, fitted) < fitted_error(made.measured, plain)
     outputs = [fit.output for fits in fitted.values() for fit in fits if hasattr(fit, "output")]
     dtypes = {each.weight.dtype for each in outputs if each.weight.numel()}
     assert dtypes == {torch.float32}  # as the model stores them
@@ -250,17 +250,17 @@ def test_the_error_falls_and_the_model_stays(family):
 def test_a_refit_that_does_not_help_is_left_out(monkeypatch):
     made = measured_of("bert")
     choices = made.choose(0.4)
-    worse = made.fit(made.choose(0.2))
-    monkeypatch.setattr(planning, "refitted_in_order", lambda measured, fitted: worse)
-    assert made.fit(choices) is not worse
-    better = made.fit(made.choose(0.9))
-    monkeypatch.setattr(planning, "refitted_in_order", lambda measured, fitted: better)
-    assert made.fit(choices) is better
+    worse = fit_choices(made.measured, made.choose(0.2))
+    monkeypatch.setattr(fitting, "refitted_in_order", lambda measured, fitted: worse)
+    assert fit_choices(made.measured, choices) is not worse
+    better = fit_choices(made.measured, made.choose(0.9))
+    monkeypatch.setattr(fitting, "refitted_in_order", lambda measured, fitted: better)
+    assert fit_choices(made.measured, choices) is better
 
 
 def test_few_examples_are_not_fitted_to():
     made = measured_of("bert", 4)
-    assert refitted_in_order(made.measured, made.fit(made.choose(0.4))) == {}
+    assert refitted_in_order(made.measured, fit_choices(made.measured, made.choose(0.4))) == {}
     assert refitted_in_order(measured_of("bert").measured, {}) == {}
 
 
@@ -274,7 +274,7 @@ def test_many_tokens_are_sampled(monkeypatch):
     assert len(sequential_refit.examples_of(made.measured)[0]) == sequential_refit.FEWEST
     wrong = shifted(made.measured.sites[0])  # and are enough
     right = refitted_in_order(made.measured, wrong)
-    assert right and made.measured_error(right) < UNDONE * made.measured_error(wrong)
+    assert right and fitted_error(made.measured, right) < UNDONE * fitted_error(made.measured, wrong)
 
 
 def test_portions_of_all_lengths_choose_the_ridge():
@@ -294,7 +294,7 @@ def test_portions_of_all_lengths_choose_the_ridge():
 
 def test_groups_of_targets_do_not_change_the_result(monkeypatch):
     made = measured_of("bert")
-    fitted = made.fit(made.choose(0.4))
+    fitted = fit_choices(made.measured, made.choose(0.4))
     whole = refitted_in_order(made.measured, fitted)
     monkeypatch.setattr(sequential_refit, "TARGETS", 1)
     parts = refitted_in_order(made.measured, fitted)

@@ -167,7 +167,7 @@ def check_fit(args: argparse.Namespace) -> None:
 
 def check_smaller(args: argparse.Namespace) -> None:
     """Check the budget and the kind of a compression against tables of the library, as `check_fit` does for a swap."""
-    from collab_heads.compression.plan import check_budget
+    from collab_heads.compression.compression_plan import check_budget
 
     if args.compress_budget is not None:
         check_budget(args.compress_budget)

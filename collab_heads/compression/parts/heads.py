@@ -90,10 +90,9 @@ class Heads(Part):
     def total(self, geometry):
         return geometry.num_heads
 
-    def summary(self, choices):
+    def summary(self, sizes, wholes):
         """Return the number of heads that all sites keep, and that they have."""
-        left = sum(self.size(shape, choice) for shape, choice in choices)
-        return f"{left} of {sum(self.whole(shape) for shape, _ in choices)}"
+        return f"{sum(sizes)} of {sum(wholes)}"
 
 
 @dataclass(frozen=True)

@@ -61,10 +61,9 @@ class Neurons(Part):
     def total(self, geometry):
         return geometry.neurons
 
-    def summary(self, choices):
-        """Return the share of the neurons that all blocks keep."""
-        left = sum(self.size(shape, choice) for shape, choice in choices)
-        return f"{left:,} of {sum(self.whole(shape) for shape, _ in choices):,}"
+    def summary(self, sizes, wholes):
+        """Return the number of neurons that all blocks keep, and that they have."""
+        return f"{sum(sizes):,} of {sum(wholes):,}"
 
 
 @dataclass(frozen=True)

@@ -125,9 +125,8 @@ class Part(ABC):
     def total(self, geometry: Any) -> int:
         """Return the size over all heads, for the report."""
 
-    def summary(self, choices: Sequence[tuple[Any, Choice]]) -> str:
-        """Summarise the sizes that choices leave over some sites, for the table of a plan."""
-        sizes = [self.size(shape, choice) for shape, choice in choices]
+    def summary(self, sizes: Sequence[int], wholes: Sequence[int]) -> str:
+        """Summarise the sizes that choices leave of some sites, and those that they have, for the table of a plan."""
         return f"{min(sizes)} to {max(sizes)}"
 
     def cell(self, before: int, after: int, kind: QueryKeyKind | None) -> str:

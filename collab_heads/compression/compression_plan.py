@@ -1,0 +1,324 @@
+"""The plan of a compression as a value: solved at any budget, drawn, saved and loaded."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from collab_heads.analysis.plots.curves import budget_curve
+from collab_heads.base.checks import check_choice, is_index, is_number
+from collab_heads.base.display import text_table
+from collab_heads.base.option_values import MODEL_SHAPES, FeedForwardRole, ModelShape, SitePart
+from collab_heads.base.progress import progress_bar
+from collab_heads.compression.fitting import fit_choices, fitted_error
+from collab_heads.compression.measurements import Measurements
+from collab_heads.compression.measures import UNITS, Measure
+from collab_heads.compression.options import PlanOptions
+from collab_heads.compression.parts.shape import UNCHANGED, Choice
+from collab_heads.compression.parts.table import PARTS, parts_of
+from collab_heads.compression.spending import AnySpending, Option
+from collab_heads.errors import ArgumentError
+from collab_heads.files.reading import read_document, write_document
+from collab_heads.model.opened import opened
+from collab_heads.sites.site import Role
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+VERSION = 1  # of the file of a plan
+POINTS = 64  # of a curve
+TABLE_BUDGETS = (0.9, 0.75, 0.66, 0.5, 0.4, 0.33, 0.25, 0.2, 0.15, 0.1)
+
+Choices = Mapping[str, Choice]
+
+
+@dataclass(frozen=True)
+class PlannedSite:
+    """The choices of a site, with what each costs.
+
+    Attributes:
+        path, role: the path and the role of the site.
+        whole: part -> the size that it has.
+        choices: all choices; the site as it is comes last.
+        costs: of every choice, in the units of the plan's measure.
+        errors: of every choice, what it adds to the squared error of the output.
+    """
+
+    path: str
+    role: Role | FeedForwardRole
+    whole: Mapping[SitePart, int]
+    choices: tuple[Choice, ...]
+    costs: tuple[float, ...]
+    errors: tuple[float, ...]
+
+    @property
+    def options(self) -> list[Option]:
+        return [Option(*each) for each in zip(self.costs, self.errors, strict=True)]
+
+    @functools.cached_property
+    def by_choice(self) -> dict[Choice, Option]:
+        """Choice -> what it costs."""
+        return dict(zip(self.choices, self.options, strict=True))
+
+    def to_dict(self) -> dict:
+        sizes = [[choice.get(part) for part in self.whole] for choice in self.choices]
+        return asdict(self) | {"whole": dict(self.whole), "choices": sizes}
+
+    @classmethod
+    def from_dict(cls, stored: Mapping) -> PlannedSite:
+        choices = [Choice.of(**dict(zip(stored["whole"], sizes, strict=True))) for sizes in stored["choices"]]
+        numbers = tuple(tuple(map(float, stored[name])) for name in ("costs", "errors"))
+        made = cls(stored["path"], stored["role"], dict(stored["whole"]), tuple(choices), *numbers)
+        if not choices or choices[-1] != UNCHANGED or not set(made.whole) <= set(PARTS):
+            raise ValueError(f"the choices of {made.path}")
+        if any(len(each) != len(choices) or not all(math.isfinite(n) and n >= 0 for n in each) for each in numbers):
+            raise ValueError(f"the costs or errors of {made.path}")
+        return made
+
+
+@dataclass(eq=False)
+class CompressionPlan:
+    """The plan of a compression: the predicted error at every budget, and what each site gets under it.
+
+    It is a value: `save` stores it, `load` reads it, and both solve it at any budget. `print` it for a table, or draw
+    it with `picture`.
+
+    Attributes:
+        options: the options that it was made with.
+        shape: which sizes sites may have beside each other.
+        sites: the sites that may change, in model order.
+        allowed: sets of choices, as indices per site; within a set every site may take any of its own.
+        measured: what choices are fitted with; None in a plan that was loaded.
+        seconds: the time that `plan` took to make it.
+    """
+
+    options: PlanOptions
+    shape: ModelShape
+    sites: tuple[PlannedSite, ...]
+    allowed: list[list[list[int]]]
+    measured: Measurements | None = None
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.spending = AnySpending([site.options for site in self.sites], self.allowed)
+        self.by_path = {site.path: site for site in self.sites}
+        if not self.whole:
+            raise ArgumentError(
+                f"of={self.of!r}: the sites that may change have none of it: name others, or count another"
+            )
+
+    @property
+    def of(self) -> Measure:
+        """The measure of budgets."""
+        return self.options.of
+
+    @functools.cached_property
+    def whole(self) -> float:
+        """The present cost of the sites that may change, in the units of `of`."""
+        return sum(site.costs[-1] for site in self.sites)
+
+    def option(self, path: str, choice: Choice) -> Option:
+        """Return the cost of a choice, and what it adds to the squared error of the output.
+
+        Args:
+            path: the path of a site that may change.
+            choice: the sizes of its parts.
+        """
+        return self.by_path[path].by_choice[choice]
+
+    @property
+    def least(self) -> float:
+        """Return the smallest possible budget, as a share."""
+        return self.spending.least / self.whole
+
+    @property
+    def least_error(self) -> float:
+        """Return the smallest predicted error of the output among all changes."""
+        return math.sqrt(min((error for site in self.sites for error in site.errors[:-1]), default=0.0))
+
+    def choose(self, budget: float) -> dict[str, Choice]:
+        """Choose what each site gets under a budget: path -> choice.
+
+        Args:
+            budget: a share of `whole`.
+
+        Raises:
+            ArgumentError: if the budget is no share, or below that of the fewest heads and the smallest widths.
+        """
+        if check_budget(budget) < self.least:
+            raise ArgumentError(
+                f"budget {budget!r} of {self.of} is below {math.ceil(1000 * self.least) / 1000}, which the fewest "
+                f"heads and neurons and the smallest widths give in the shape {self.shape!r}"
+            )
+        return self.cheapest(budget)
+
+    def cheapest(self, budget: float) -> dict[str, Choice]:
+        """Choose what each site gets under a budget that can be reached, 0 included where nothing need be left.
+
+        Args:
+            budget: a share of `whole`, not below `least`.
+        """
+        if budget == 1:  # changes nothing, not even where this would cost no error
+            return dict.fromkeys(self.by_path, UNCHANGED)
+        return self.named(self.spending.choose(largest(budget * self.whole, lambda cost: cost / self.whole <= budget)))
+
+    def within(self, error: float) -> dict[str, Choice]:
+        """Choose the cheapest sites whose predicted error of the output is at most `error`: path -> choice.
+
+        Args:
+            error: an error of the output, as `compress` measures it.
+        """
+        return self.named(self.spending.within(largest(error * error, lambda square: math.sqrt(square) <= error)))
+
+    def named(self, indices: Sequence[int]) -> dict[str, Choice]:
+        """Turn indices of options into choices: path -> choice.
+
+        Args:
+            indices: one per site: the index among the choices of the site.
+        """
+        return {site.path: site.choices[i] for site, i in zip(self.sites, indices, strict=True)}
+
+    def share(self, choices: Choices) -> float:
+        """Return the cost of choices, as a share of the present cost.
+
+        Args:
+            choices: path -> choice.
+        """
+        return math.fsum(self.option(path, choice).cost for path, choice in choices.items()) / self.whole
+
+    def predicted(self, choices: Choices) -> float:
+        """Return the predicted error of the output with some choices, in the units of `Probe.error`.
+
+        Args:
+            choices: path -> choice.
+        """
+        return math.sqrt(math.fsum(self.option(path, choice).error for path, choice in choices.items()))
+
+    def measure(self, budgets: Iterable[float]) -> list[tuple[float, float]]:
+        """Measure the error of the output at some budgets: install the choices of each budget, and remove them again.
+
+        Args:
+            budgets: shares of `whole`, each at least `least`.
+
+        Returns:
+            (budget, error) for every budget.
+        """
+        if self.measured is None:
+            raise ArgumentError("a plan that was loaded has measured nothing: compress with it, or make a new one")
+        measured = self.measured
+        with opened(measured.model, measured.layers.adapter, changes=True, of="layers") as layers:
+            measured.check_model(layers)
+            with progress_bar(list(budgets), desc="measuring budgets") as listed:
+                return [(each, fitted_error(measured, fit_choices(measured, self.choose(each)))) for each in listed]
+
+    def curve(self) -> list[tuple[float, float]]:
+        """Return the predicted error by budget: (budget, error), from the smallest budget to 1."""
+        budgets = torch.linspace(self.least, 1.0, POINTS, dtype=torch.float64).tolist()
+        return [(budget, self.predicted(self.cheapest(min(budget, 1.0)))) for budget in budgets]
+
+    def picture(self, measured: Sequence[tuple[float, float]] = ()) -> Figure:
+        """Draw the curve of error against budget, with the points that `measure` returned, if any.
+
+        Args:
+            measured: (budget, error) of every point to draw beside the curve.
+        """
+        return budget_curve(self.curve(), measured, of=self.of)
+
+    def to_dict(self) -> dict:
+        """Return all numbers of the curve, ready for JSON."""
+        return {"of": self.of, "shape": self.shape, "whole": self.whole, "least": self.least, "curve": self.curve()}
+
+    def save(self, path: str | Path) -> Path:
+        """Write the plan as JSON, for `load`; measurements are not among it.
+
+        Args:
+            path: the file.
+        """
+        every = [list(range(len(site.choices))) for site in self.sites]
+        allowed = [
+            [None if some == all_of else some for some, all_of in zip(each, every, strict=True)]
+            for each in self.allowed
+        ]
+        sites = [site.to_dict() for site in self.sites]
+        content = {"options": self.options.to_dict(), "shape": self.shape, "sites": sites, "allowed": allowed}
+        return write_document(path, {"version": VERSION, "seconds": self.seconds, **content})
+
+    @classmethod
+    def load(cls, path: str | Path) -> CompressionPlan:
+        """Read a plan that `save` wrote. `compress(model, batches, budget, plan=...)` takes it.
+
+        Args:
+            path: the file.
+
+        Raises:
+            DataError: if it holds no such plan.
+        """
+
+        def build(stored: Any) -> CompressionPlan:
+            sites = tuple(map(PlannedSite.from_dict, stored["sites"]))
+            counts = [len(site.choices) for site in sites]
+            allowed = [
+                [list(range(count)) if some is None else some for count, some in zip(counts, each, strict=True)]
+                for each in stored["allowed"]
+            ]
+            pairs = [pair for each in allowed for pair in zip(each, counts, strict=True)]
+            if not pairs or not all(some and all(is_index(i, count) for i in some) for some, count in pairs):
+                raise ValueError("the allowed choices")
+            options = PlanOptions(**stored["options"])
+            check_choice("shape", stored["shape"], MODEL_SHAPES)
+            return cls(options, stored["shape"], sites, allowed, seconds=float(stored["seconds"]))
+
+        return read_document(path, VERSION, "plan of a compression", build)
+
+    def check_sites(self, measured: Measurements) -> None:
+        """Raise ArgumentError unless a model has the sites of this plan, in their sizes.
+
+        Args:
+            measured: the measurements of the model.
+        """
+        shapes = measured.shapes
+        found = {path: {n: part.whole(shape) for n, part in parts_of(shape).items()} for path, shape in shapes.items()}
+        if found != {site.path: dict(site.whole) for site in self.sites}:
+            raise ArgumentError("the plan was made for another model, or the model was changed since: make a new one")
+
+    def __str__(self) -> str:
+        rows = []
+        for budget in TABLE_BUDGETS:
+            if budget >= self.least:
+                choices = self.choose(budget)
+                rows.append([f"{budget:.2f}", f"{self.predicted(choices):.4f}", *spread(self.sites, choices)])
+        header = ["budget", "predicted error", *(part.heading for part in PARTS.values())]
+        last = f"budgets are shares of {self.whole:,.6g} {UNITS[self.of]}; the smallest is {self.least:.3f}"
+        return text_table(header, rows, last)
+
+
+def largest(near: float, fits: Callable[[float], bool]) -> float:
+    """Return the largest number that fits, given a number that is off by rounding errors at most."""
+    while fits(above := math.nextafter(near, math.inf)):
+        near = above
+    while not fits(near):
+        near = math.nextafter(near, -math.inf)
+    return near
+
+
+def check_budget(budget: float) -> float:
+    """Return a budget, or raise ArgumentError if it is no share."""
+    if not is_number(budget) or not 0 < budget <= 1:
+        raise ArgumentError(f"budget {budget!r} must be a share of what the layers have now: above 0, at most 1")
+    return budget
+
+
+def spread(sites: Iterable[PlannedSite], choices: Choices) -> list[str]:
+    """Summarise what is left of each part, over all sites."""
+    found = []
+    for name, part in PARTS.items():
+        wholes = {site.path: site.whole[name] for site in sites if name in site.whole}
+        sizes = [whole if (size := choices[path].get(name)) is None else size for path, whole in wholes.items()]
+        found.append(part.summary(sizes, list(wholes.values())) if sizes else "")
+    return found

@@ -1,0 +1,96 @@
+"""A plan is a value: what is saved is solved alike, and what is not a plan is refused."""
+
+import json
+
+import pytest
+import torch
+from compressing import batches_of
+from model_runs import output
+from unchanged import refused
+
+from collab_heads import CompressionPlan, compress, plan
+from collab_heads.errors import ArgumentError, DataError
+from families import FAMILIES
+
+BERT = FAMILIES["bert"]
+BUDGETS = (1.0, 0.8, 0.5, 0.3)
+
+
+@pytest.fixture(scope="module")
+def made():
+    return plan(
+        BERT.build(), batches_of(BERT), refine_steps=2, sites=["enc-self", "enc-ffn"], multiple_of=2, shape="even"
+    )
+
+
+@pytest.fixture
+def stored(made, tmp_path):
+    return made.save(tmp_path / "plan.json")
+
+
+def test_a_loaded_plan_chooses_what_the_plan_does(made, stored):
+    loaded = CompressionPlan.load(stored)
+    assert (loaded.options, loaded.shape, loaded.sites, loaded.allowed) == (
+        made.options,
+        made.shape,
+        made.sites,
+        made.allowed,
+    )
+    for budget in BUDGETS:
+        assert loaded.choose(budget) == made.choose(budget)
+    assert loaded.within(0.2) == made.within(0.2) and loaded.to_dict() == made.to_dict()
+    assert str(loaded) == str(made) and loaded.seconds == made.seconds > 0
+
+
+def test_a_loaded_plan_compresses_as_the_plan_does(made, stored, monkeypatch):
+    """Without new measurements of sites, also a copy of the model, in another order of things."""
+    models = [BERT.build().eval() for _ in range(2)]
+    expected = compress(models[0], batches_of(BERT), 0.5, **{**made.options.to_dict()})
+    monkeypatch.setattr("collab_heads.compression.measurements.site_errors", None)
+    report = compress(models[1], batches_of(BERT), 0.5, plan=CompressionPlan.load(stored))
+    assert report.sites == expected.sites and report.costs == expected.costs
+    assert report.measured_error == pytest.approx(expected.measured_error, rel=1e-6)
+    torch.testing.assert_close(*(output(model, BERT.inputs()) for model in models), rtol=0, atol=1e-5)
+
+
+def test_a_loaded_plan_says_what_it_lacks(made, stored):
+    loaded, model = CompressionPlan.load(stored), BERT.build()
+    with refused(model, ArgumentError, "has no batches to fit to"):
+        compress(model, loaded, 0.5)
+    with refused(model, ArgumentError, "seed: a plan has its own"):
+        compress(model, batches_of(BERT), 0.5, plan=loaded, seed=1)
+    with pytest.raises(ArgumentError, match="a plan that was loaded has measured nothing"):
+        loaded.measure([0.5])
+    compress(model, batches_of(BERT), 0.5, refine_steps=0)
+    with refused(model, ArgumentError, "made for another model, or the model was changed since"):
+        compress(model, batches_of(BERT), 0.5, plan=loaded)
+
+
+def changed(stored, change):
+    content = json.loads(stored.read_text())
+    change(content)
+    stored.write_text(json.dumps(content))
+    return stored
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content.pop("sites"),
+        lambda content: content.update(version=99),
+        lambda content: content.update(shape="round"),
+        lambda content: content.update(sites=[]),
+        lambda content: content.update(allowed=[]),
+        lambda content: content["options"].update(of="money"),
+        lambda content: content["options"].update(strange=1),
+        lambda content: content["sites"][0]["costs"].pop(),
+        lambda content: content["sites"][0]["errors"].__setitem__(0, float("nan")),
+        lambda content: content["sites"][0]["choices"].pop(),
+        lambda content: content["sites"][0]["whole"].update(wheels=4),
+        lambda content: content["allowed"][0].__setitem__(-1, [10**6]),
+        lambda content: content["allowed"][0].pop(),
+    ],
+)
+def test_what_is_no_plan_is_refused(stored, change):
+    with pytest.raises(DataError, match=r"plan\.json is no plan of a compression"):
+        CompressionPlan.load(changed(stored, change))
