@@ -4,7 +4,6 @@ import ast
 import hashlib
 import os
 import re
-import resource
 import shutil
 import tempfile
 from importlib.util import find_spec
@@ -144,18 +143,6 @@ def test_the_stored_run_took_less_than_a_minute(name):
     assert 1 < read(name).metadata.collab_heads["seconds"]["cpu"] < A_MINUTE
 
 
-@pytest.fixture
-def processor():
-    """Return the processor seconds of the processes that this test started, those that ended included."""
-
-    def used() -> float:
-        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return usage.ru_utime + usage.ru_stime
-
-    before = used()
-    return lambda: used() - before
-
-
 @pytest.mark.slow
 def test_translate(run, tmp_path):
     text = printed(run("translate"))
@@ -184,9 +171,8 @@ def test_dead_heads(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_compress(run, tmp_path, processor):
+def test_compress(run, tmp_path):
     notebook = run("compress")
-    assert 1 < processor() < A_MINUTE
     text = printed(notebook)
     assert pictures(notebook) == 1 and "embeds as before saving: True" in text
     assert 0.5 < number(r"cosine to the original: ([\d.]+)", text) <= 1
@@ -196,10 +182,9 @@ def test_compress(run, tmp_path, processor):
 
 
 @pytest.mark.slow
-def test_serve(run, tmp_path, processor):
+def test_serve(run, tmp_path):
     pytest.importorskip("onnxruntime")
     notebook = run("serve")
-    assert 1 < processor() < A_MINUTE
     text = printed(notebook)
     assert pictures(notebook) == 1 and len(re.findall(r"1 sentence +[\d.]+ ms", text)) == 5
     cosines = dict(re.findall(r"^(\w.*?)  +cosine to the original ([\d.]+)$", text, flags=re.MULTILINE))
