@@ -8,11 +8,10 @@ import torch
 from compressing import batches_of
 from model_sizes import EXACT, WIDTH
 
-from collab_heads import compress, swap_to_collaborative
+from collab_heads import compress, get_adapter, swap_to_collaborative
 from collab_heads.collaborative import calibrate
 from collab_heads.collaborative.calibrate import CalibratedSites, grouped, moment_counts, most_bytes
 from collab_heads.compression import plan
-from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import CalibrationError
 from collab_heads.model.batches import num_rows
 from collab_heads.model.open_site import open_sites

@@ -8,10 +8,9 @@ from compressing import batches_of
 from model_sizes import TEXT
 from transformers import BertConfig, BertForSequenceClassification
 
-from collab_heads import compress, plan
+from collab_heads import CompressionPlan, compress, plan
 from collab_heads.base.option_values import MODEL_SHAPES
 from collab_heads.compression.measures import COUNTED
-from collab_heads.compression.plan import CompressionPlan
 from families import FAMILIES, make
 
 BERT = FAMILIES["bert"]

@@ -6,8 +6,8 @@ import pytest
 from model_runs import swap
 
 import collab_heads
+from collab_heads import AttentionAdapter
 from collab_heads.adapters.bert import BertAdapter
-from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.registry import head_numbers
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.output import HeadOutputProjection

@@ -19,12 +19,20 @@ from model_sizes import NARROW, VOCABULARY
 from torch import nn
 from transformers import T5ForConditionalGeneration
 
-from collab_heads import compress, export, get_adapter, load_exported, prune_heads, prune_neurons
+from collab_heads import (
+    CollabHeadsError,
+    ExportReport,
+    compress,
+    export,
+    get_adapter,
+    load_exported,
+    prune_heads,
+    prune_neurons,
+)
 from collab_heads.base.extras import MissingPackageError
 from collab_heads.errors import (
     ArgumentError,
     CalibrationError,
-    CollabHeadsError,
     NonFiniteError,
     OutputError,
     SwapError,
@@ -32,7 +40,7 @@ from collab_heads.errors import (
 )
 from collab_heads.model.open_feed_forward import open_feed_forwards
 from collab_heads.serving.comparison import Comparison
-from collab_heads.serving.export import ROUNDINGS, TARGETS, ExportReport, check_difference
+from collab_heads.serving.export import ROUNDINGS, TARGETS, check_difference
 from families import FAMILIES
 
 pytest.importorskip("transformers.exporters.runners", reason="exports of graphs need transformers 5.23")
