@@ -65,14 +65,18 @@ def merged(parts: list[str | None]) -> tuple[str | None, ...]:
 
 @cache
 def messages() -> list[tuple[str | None, ...]]:
-    """The texts of the package."""
+    """The texts of the package that tell enough."""
     files = (*(ROOT / "collab_heads").rglob("*.py"), *(ROOT / "adapters").glob("*.py"))
-    return sorted(set().union(*map(texts_of, files)), key=str)
+    return [parts for parts in set().union(*map(texts_of, files)) if tells(parts)]
+
+
+def tells(parts: Sequence[str | None]) -> bool:
+    return sum(len(part) for part in parts if part) >= TELLING
 
 
 def fits(parts: Sequence[str | None], text: str) -> bool:
     """Whether a string with these parts can become a text, of which its fixed texts tell enough."""
-    if sum(len(part) for part in parts if part) < TELLING or not all(part in text for part in parts if part):
+    if not tells(parts) or not all(part in text for part in parts if part):
         return False
     return bool(re.fullmatch("".join(".*?" if part is None else re.escape(part) for part in parts), text, re.DOTALL))
 
