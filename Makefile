@@ -8,9 +8,10 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 
 .PHONY: demo test test-slow test-share test-portable test-transformers test-lowest test-python lint docs bench bench-compress bench-glue bench-heads bench-images bench-nmt bench-seen bench-gpu clean
 
+# all rows of both tables, in five minutes; one of each: make demo GLUE_ROW=2 TRANSLATION_ROW=2
 demo: $(VENV)/.demo
-	$(BIN)/python run_glue.py --demo
-	$(BIN)/python run_translation.py --demo
+	$(BIN)/python run_glue.py --demo $(GLUE_ROW)
+	$(BIN)/python run_translation.py --demo $(TRANSLATION_ROW)
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 tests

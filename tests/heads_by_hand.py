@@ -9,8 +9,8 @@ from model_runs import attention_maps, set_backend, swap
 from model_sizes import EXACT64, HEADS, LAYERS
 
 import collab_heads
+from collab_heads import head_statistics
 from collab_heads.analysis.measures.results import MEASURES
-from collab_heads.analysis.measures.statistics import head_statistics
 from families import FAMILIES
 
 FAR = 1e-3  # what differs on purpose differs by more

@@ -6,9 +6,9 @@ from model_sizes import VOCABULARY
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from collab_heads import AttentionSite
 from collab_heads.analysis.measures.passes import Attention, Batch
 from collab_heads.analysis.roles.labelling import RoleThresholds, SampleSizes
-from collab_heads.sites.site import AttentionSite
 from families import FAMILIES
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")

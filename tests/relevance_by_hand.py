@@ -7,9 +7,8 @@ import torch
 from heads_by_hand import EOS, STEPS, ended
 from model_inputs import cast
 
-from collab_heads import get_adapter
+from collab_heads import get_adapter, head_relevance
 from collab_heads.analysis.relevance.backward import conservative, explaining, leaf
-from collab_heads.analysis.relevance.head_relevance import head_relevance
 from families import FAMILIES
 
 FP32_NORMS = 2e-5  # T5's norms compute in float32 whatever the model's dtype, so other sums round otherwise; seen: 2e-6

@@ -30,6 +30,7 @@ SLOW = {
     "docs/guides/train-with-trainer.md",
     "docs/guides/peft-export.md",
     "docs/guides/serve.md",
+    "docs/guides/trim-vocabulary.md",
     "docs/guides/publish.md",  # starts interpreters
     "docs/guides/efficiency.md",
     "docs/guides/quantisation.md",
@@ -39,7 +40,6 @@ SLOW = {
     "docs/examples/several-processes.md",
 }
 IN_DOCS = [name for name in PAGES if name.startswith("docs/")]
-RESULTS = [name for name in PAGES if name.startswith("docs/results/")]
 
 
 # the programs of this environment, this package
@@ -50,17 +50,15 @@ ENVIRONMENT = os.environ | {
 }
 
 
-def each_page(names):
-    return pytest.mark.parametrize("name", names)
-
-
 LETTERS = 120  # of code in the column of the site, in a window of 1400 pixels: docs/style/site.css
 
 
-@each_page([name for name in PAGES if name.startswith("docs/")])
-def test_code_fits_its_column(name):
-    blocks = re.findall(r"^```\w+\n(.*?)^```", PAGES[name].text, flags=re.DOTALL | re.MULTILINE)
-    assert [line for block in blocks for line in block.splitlines() if len(line) > LETTERS] == []
+def test_code_fits_its_column():
+    blocks = {
+        name: re.findall(r"^```\w+\n(.*?)^```", PAGES[name].text, flags=re.DOTALL | re.MULTILINE) for name in IN_DOCS
+    }
+    lines = [(name, line) for name, found in blocks.items() for block in found for line in block.splitlines()]
+    assert lines and [(name, line) for name, line in lines if len(line) > LETTERS] == []
 
 
 @pytest.fixture
@@ -74,7 +72,9 @@ def tables(monkeypatch):
 ONE_AFTER_THE_OTHER = [name for name in WITH_EXAMPLES if name != "README.md"]
 
 
-@each_page([pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in ONE_AFTER_THE_OTHER])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in ONE_AFTER_THE_OTHER]
+)
 def test_examples_run(name, tmp_path, monkeypatch):
     page = PAGES[name]
     if any("model_folder" in code for _, code in page.examples):
@@ -121,22 +121,24 @@ def test_examples_share_what_they_define_and_name_their_lines(tmp_path, monkeypa
 NEEDS = {"model_folder": "demo", "save_html": "plots", '"parafac"': "parafac", "run_glue": "train"}
 
 
-@pytest.mark.slow
-@each_page(WITH_EXAMPLES)
-def test_an_install_line_brings_what_the_examples_need(name):
-    page = PAGES[name]
-    named, files = (
-        page.extras(),
-        {file[1].removesuffix(".py") for _, code in page.examples if (file := FILE.match(code))},
-    )
+def not_installed(page: Page) -> set[str]:
+    """The extras and packages that the examples of a page need, and that no install line above them brings."""
+    named = page.extras()
+    brought = named | {module for extra in named for module in EXTRAS.get(extra, {}).values()}
+    brought |= {file[1].removesuffix(".py") for _, code in page.examples if (file := FILE.match(code))}
+    missing = set() if page.text.index("pip install") < page.text.index("```python") else {"the line itself"}
     for _, code in page.examples:
-        assert {extra for word, extra in NEEDS.items() if word in code} <= named
-        modules = [module for module, _ in imports(code)]
-        others = {module.split(".")[0] for module in modules} - BASE - sys.stdlib_module_names - files
-        assert others <= named | {module for extra in named for module in EXTRAS.get(extra, {}).values()}
-        for module in (module for module in modules if module.startswith("collab_heads.")):
-            assert packages(module.removeprefix("collab_heads.")).keys() <= BASE
-    assert page.text.index("pip install") < page.text.index("```python")
+        missing |= {extra for word, extra in NEEDS.items() if word in code} - named
+        modules = {module for module, _ in imports(code)}
+        missing |= {module.split(".")[0] for module in modules} - BASE - sys.stdlib_module_names - brought
+        own = {module.removeprefix("collab_heads.") for module in modules if module.startswith("collab_heads.")}
+        missing |= {package for module in own for package in packages(module)} - BASE
+    return missing
+
+
+@pytest.mark.slow
+def test_an_install_line_brings_what_the_examples_need():
+    assert {name: missing for name in WITH_EXAMPLES if (missing := not_installed(PAGES[name]))} == {}
 
 
 def test_tables_are_those_of_the_stored_results(tables):
@@ -152,23 +154,31 @@ def test_every_table_is_shown_and_the_check_sees_a_wrong_number(tables):
     assert wrong != page and tables.written(wrong) == page
 
 
-@each_page(RESULTS)
-def test_numbers_of_results_stand_in_written_tables(name, tables):
-    by_hand = tables.MARKED.sub("", PAGES[name].text)
-    assert [line for line in by_hand.splitlines() if line.startswith("|") and re.search(r"\b\d", line)] == []
+def test_numbers_of_results_stand_in_written_tables(tables):
+    by_hand = {name: tables.MARKED.sub("", PAGES[name].text) for name in IN_DOCS if name.startswith("docs/results/")}
+    rows = [(name, line) for name, text in by_hand.items() for line in text.splitlines() if line.startswith("|")]
+    assert by_hand and [(name, line) for name, line in rows if re.search(r"\b\d", line)] == []
 
 
-@each_page(PAGES)
-def test_links_lead_somewhere(name):
-    folder = (ROOT / name).parent
-    for link in PAGES[name].links:
-        path, _, anchor = link.partition("#")
-        target = (folder / path).resolve() if path else ROOT / name
-        assert target.exists(), link
-        if name.startswith("docs/"):
-            assert target.is_relative_to(DOCS), f"{link} is no page of the site"
-        if anchor:
-            assert anchor in PAGES[str(target.relative_to(ROOT))].anchors, link
+def fault(name: str, link: str) -> str:
+    """What is wrong with a link of a page; nothing if it leads somewhere."""
+    path, _, anchor = link.partition("#")
+    target = ((ROOT / name).parent / path).resolve() if path else ROOT / name
+    if not target.exists():
+        return "it leads nowhere"
+    if name.startswith("docs/") and not target.is_relative_to(DOCS):
+        return "it leads out of the site"
+    return "its anchor is missing" if anchor and anchor not in PAGES[str(target.relative_to(ROOT))].anchors else ""
+
+
+def test_links_lead_somewhere():
+    links = [(name, link) for name, page in PAGES.items() for link in page.links]
+    assert links and [(*each, wrong) for each in links if (wrong := fault(*each))] == []
+
+
+def test_links_that_lead_nowhere_are_seen():
+    links = ("nowhere.md", "../CONTRIBUTING.md", "index.md#no-heading", "index.md")
+    assert [bool(fault("docs/limits.md", link)) for link in links] == [True, True, True, False]
 
 
 def test_the_architecture_lists_the_layers_in_their_order():
@@ -180,11 +190,11 @@ def test_the_architecture_lists_the_layers_in_their_order():
     assert shown == layers
 
 
-@each_page(PAGES)
-def test_files_that_are_named_are_there(name):
-    named = re.findall(r"`((?:[\w.]+/)*\w+\.(?:py|md|toml|yml|ipynb|txt))`", PAGES[name].text)
+def test_files_that_are_named_are_there():
+    pattern = re.compile(r"`((?:[\w.]+/)*\w+\.(?:py|md|toml|yml|ipynb|txt))`")
+    named = [(name, path) for name, page in PAGES.items() for path in pattern.findall(page.text)]
     places = (ROOT, ROOT / "collab_heads")
-    assert {path for path in named if not any((place / path).exists() for place in places)} == set()
+    assert named and [each for each in named if not any((place / each[1]).exists() for place in places)] == []
 
 
 def test_errors_that_are_quoted_are_in_the_code():

@@ -12,6 +12,8 @@ from torch.export import Dim
 from collab_heads import prune_heads
 from families import FAMILIES
 
+pytestmark = pytest.mark.slow
+
 ONNX_NOISE = 1e-4  # float32 in another runtime; differences seen: 2e-5 and below
 CHANGES = {
     "shared": lambda model: swap(model, "shared", NARROW["shared"]),
@@ -54,7 +56,6 @@ def dynamic_shapes(inputs):
 SHAPES = ((1, 2), (2, 5), (4, 40))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("strict", (False, True))
 @each_change
 def test_export(change, strict):
@@ -106,7 +107,6 @@ def run_onnx(file, given):
     return torch.from_numpy(session.run(None, {name: tensor.numpy() for name, tensor in given.items()})[0])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "change"), CASES)
 def test_onnx(name, change, tmp_path):
     """Through the dynamo exporter, run by onnxruntime for any batch and length; and in eight bits."""
@@ -120,7 +120,6 @@ def test_onnx(name, change, tmp_path):
 ONNX_INT8_LOSS = 0.15  # relative, over a batch; seen: 0.074 and below
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "change"), [("bert", "shared"), ("bert", "everything"), ("gpt2", "shared")])
 def test_onnx_in_eight_bits(name, change, tmp_path):
     """Dynamic quantisation of the file: the weights are bytes, and the output stays near."""
@@ -143,7 +142,6 @@ def test_onnx_in_eight_bits(name, change, tmp_path):
 INT8_LOSS = 0.4  # of logits between -2.5 and 2.5; differences seen: 0.22 and below, 0.11 for the stock model
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 @each_change
 def test_int8(change):

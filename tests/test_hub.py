@@ -12,6 +12,8 @@ from huggingface_hub import ModelCard
 
 from collab_heads.model.marks import SENTENCE, SOURCE, WEIGHTS
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 CODE = SOURCE.name
 LOAD = """
@@ -37,7 +39,6 @@ def python(hub, home, *arguments):
     return done.stdout
 
 
-@pytest.mark.slow
 def test_what_is_uploaded_and_what_comes_back(tmp_path):
     pytest.importorskip("jinja2", reason="huggingface_hub needs it for new cards")
     with fake_hub.running() as hub:

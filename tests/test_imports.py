@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -214,6 +215,7 @@ def runs_later(node: ast.AST) -> bool:
     return isinstance(node, ast.FunctionDef) or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
 
 
+@cache
 def at_import(source: str) -> str:
     """The imports that happen when the module is imported: at top level, under no condition."""
     nodes = [node for node in ast.parse(source).body if isinstance(node, ast.Import | ast.ImportFrom)]

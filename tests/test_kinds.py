@@ -6,11 +6,11 @@ from typing import get_args
 import pytest
 from model_runs import swap
 
+from collab_heads import get_adapter
 from collab_heads.base import option_values
 from collab_heads.collaborative import score_terms, solvers
 from collab_heads.collaborative.kinds import FITS
 from collab_heads.contract import adapter
-from collab_heads.contract.registry import get_adapter
 from collab_heads.layers.query_key_kinds import QUERY_KEY_KINDS
 from collab_heads.sites import site, state
 from collab_heads.sites.state import DIVIDED, KINDS

@@ -121,6 +121,7 @@ def test_saved_and_loaded_it_is_the_same(name, empty, tmp_path):
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items() if name in theirs)
 
 
+@pytest.mark.slow
 def test_it_loads_in_a_fresh_process(tmp_path):
     family = FAMILIES["marian"]
     model = narrowed(family.build(), empty=True)

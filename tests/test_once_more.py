@@ -5,6 +5,8 @@ import os
 import pytest
 from once_more import main
 
+pytestmark = pytest.mark.slow
+
 BESIDE_ANOTHER = """
 import os
 from pathlib import Path
@@ -30,7 +32,6 @@ ONCE = "assert os.path.exists('ran') or Path('ran').touch()"  # fails when it ru
 DIES_ONCE = "os.path.exists('ran') or (Path('ran').touch(), os.kill(os.getpid(), 9))"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "second, workers, code",
     (("pass", [], 0), (ONCE, [], 0), (DIES_ONCE, ["-n", "1"], 0), ("assert False", [], 1)),
@@ -45,7 +46,6 @@ def test_a_failure_counts_if_it_comes_again(suite, capfd, second, workers, code)
     assert ("once more, alone: test_pair.py::test_two" in said) == (second != "pass")
 
 
-@pytest.mark.slow
 def test_many_failures_are_no_chance(suite, capfd):
     arguments = suite("assert False")
     with open("test_pair.py", "a") as file:
@@ -53,7 +53,6 @@ def test_many_failures_are_no_chance(suite, capfd):
     assert main(arguments) == 1 and "once more" not in capfd.readouterr().out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("arguments, code", ((["not_there.py"], 4), (["--not_a_flag"], 4), (["-k", "nothing"], 5)))
 def test_a_run_that_cannot_begin_is_a_fault(suite, arguments, code):
     assert main([*suite("pass"), *arguments]) == code

@@ -18,9 +18,16 @@ from test_head_contract import assert_pruned_equals_gated, assert_same_state
 from unchanged import refused
 
 import test_contract as contract
-from collab_heads import fold_heads, prune_heads, swap_heads, swap_to_alpha, swap_to_collaborative, swap_to_gated
+from collab_heads import (
+    fold_heads,
+    get_adapter,
+    prune_heads,
+    swap_heads,
+    swap_to_alpha,
+    swap_to_collaborative,
+    swap_to_gated,
+)
 from collab_heads.collaborative import values
-from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.layers.layout import weight_of, widths
 from collab_heads.layers.query_key import is_swapped

@@ -11,8 +11,7 @@ from model_sizes import HEADS
 from unchanged import assert_unchanged, refused, snapshot
 
 import collab_heads
-from collab_heads import analyze_heads
-from collab_heads.analysis.measures.ablation import ablation_curve, leave_one_out, mean_loss
+from collab_heads import ablation_curve, analyze_heads, leave_one_out, mean_loss
 from collab_heads.analysis.measures.comparison import rank_correlation
 from collab_heads.analysis.report.head_report import side_tables
 from collab_heads.analysis.report.pictures import pictures_in

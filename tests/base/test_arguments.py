@@ -10,9 +10,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from collab_heads import DynamicRotation, compress, register, swap_to_gated
+from collab_heads import AttentionAdapter, DynamicRotation, compress, register, swap_to_gated
 from collab_heads.base.arguments import checking_arguments
-from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.errors import LONGEST, ArgumentError, UnsupportedModelError
 from families import FAMILIES
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 import run_glue
+from collab_heads import CollabHeadsError, swap_to_collaborative
 from collab_heads.base.extras import EXTRAS, MissingPackageError, check_extra, exit_without, missing
-from collab_heads.collaborative.swap import swap_to_collaborative
 from collab_heads.demo import model_folder
-from collab_heads.errors import CollabHeadsError
 from families import FAMILIES
 
 ROOT = Path(__file__).parents[2]

@@ -199,6 +199,7 @@ list(progress.progress_bar(range(3), desc="counting"))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("value", "is_drawn"), (("", True), ("1", False)))
 def test_the_environment_hides_bars(value, is_drawn):
     """tqdm reads TQDM_DISABLE when it is imported: only a new process shows what it does."""

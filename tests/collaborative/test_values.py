@@ -11,12 +11,11 @@ from model_sizes import EXACT, EXACT64, HEADS
 from opening import layers_of
 from unchanged import refused
 
-from collab_heads import prune_heads, swap_to_collaborative
+from collab_heads import collaborative_config, prune_heads, swap_to_collaborative
 from collab_heads.adapters.bert import BertAdapter
 from collab_heads.collaborative import values
 from collab_heads.collaborative.calibrate import calibrate
 from collab_heads.collaborative.input_moments import InputMoments
-from collab_heads.collaborative.scratch import collaborative_config
 from collab_heads.collaborative.values import head_moments, narrow_values
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, SwapError
 from collab_heads.layers.values import ValueWeights

@@ -10,8 +10,7 @@ from tokenizers_made import FEW, fast
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BertModel, GPT2Config, GPT2LMHeadModel
 
 import tiny
-from collab_heads import swap_to_alpha, swap_to_collaborative, swap_to_gated
-from collab_heads.contract.registry import get_adapter
+from collab_heads import get_adapter, swap_to_alpha, swap_to_collaborative, swap_to_gated
 from collab_heads.errors import ArgumentError, DataError, OutputError, SwapError
 from collab_heads.heads.gating import gated_sites
 from collab_heads.sites.record import FIELD, CollabConfig

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, BertModel
 
 from collab_heads import (
+    get_adapter,
     prune_heads,
     prune_neurons,
     supported_model_types,
@@ -22,7 +23,6 @@ from collab_heads import (
     swap_to_gated,
 )
 from collab_heads.command import main
-from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, DataError, NonFiniteError, UnsupportedModelError
 from collab_heads.heads.gating import gated_sites
 

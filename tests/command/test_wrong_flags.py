@@ -2,8 +2,9 @@
 
 import pytest
 
+from collab_heads import CollabHeadsError
 from collab_heads.command import main
-from collab_heads.errors import LONGEST, CollabHeadsError
+from collab_heads.errors import LONGEST
 
 VALUES = ("", "nan", "inf", "-1", "1e400", "1" * 5000, "x" * 300, "\udcff", "\0", "/nowhere/at/all", "[]", "a=b", "=")
 NEEDED = {

@@ -6,10 +6,10 @@ from model_runs import swap
 from model_sizes import EXACT64, HEAD_WIDTH, HEADS
 from unchanged import assert_unchanged, refused, snapshot
 
-from collab_heads import get_adapter, head_importance, most_important, prune_heads, swap_to_gated
+from collab_heads import HeadCriterion, get_adapter, head_importance, most_important, prune_heads, swap_to_gated
 from collab_heads.base.option_values import CRITERION_WORDS
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, UnsupportedModelError
-from collab_heads.heads.criteria import CRITERIA, Gradient, HeadCriterion
+from collab_heads.heads.criteria import CRITERIA, Gradient
 from collab_heads.heads.gating import gated_sites
 from collab_heads.layers.layout import weight_of
 from families import FAMILIES

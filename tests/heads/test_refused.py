@@ -7,8 +7,7 @@ from model_runs import sites
 from torch import nn
 from unchanged import assert_unchanged, refused, snapshot
 
-from collab_heads import fold_heads, prune_heads, swap_to_alpha, swap_to_gated
-from collab_heads.contract.adapter import AttentionAdapter
+from collab_heads import AttentionAdapter, fold_heads, prune_heads, swap_to_alpha, swap_to_gated
 from collab_heads.errors import SwapError, UnsupportedModelError
 from families import FAMILIES
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from collab_heads import AttentionSite
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.selection import alive_choice, removal_choice
-from collab_heads.sites.site import AttentionSite
 
 SITES = [
     AttentionSite("encoder.0", "enc-self", 0, 3),

@@ -5,8 +5,9 @@ import torch
 from model_inputs import batch
 
 import collab_heads
+from collab_heads import PruneReport
 from collab_heads.base.display import loss_in_words
-from collab_heads.heads.report import PrunedSite, PruneReport
+from collab_heads.heads.report import PrunedSite
 from families import FAMILIES
 
 CALLS = {

@@ -16,7 +16,7 @@ from transformers import BitsAndBytesConfig, TorchAoConfig
 from unchanged import without
 
 import collab_heads
-from collab_heads.errors import CollabHeadsError
+from collab_heads import CollabHeadsError
 from collab_heads.layers.layout import is_quantised
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.model import initialize

@@ -7,8 +7,7 @@ import torch
 from model_runs import sites, swap
 from transformers import PreTrainedModel
 
-from collab_heads import prune_heads, swap_to_collaborative
-from collab_heads.compression.compress import compress
+from collab_heads import compress, prune_heads, swap_to_collaborative
 from collab_heads.errors import ConfigError
 from collab_heads.model.rebuild import catch_up
 from collab_heads.sites.record import FIELD

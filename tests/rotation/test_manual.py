@@ -9,8 +9,8 @@ from model_configs import bert_config
 from model_runs import sites
 from unchanged import assert_unchanged, refused, snapshot
 
-from collab_heads import HeadRotation, prune_heads, swap_heads, swap_to_collaborative
-from collab_heads.errors import ArgumentError, CollabHeadsError, DataError, SwapError, UnsupportedModelError
+from collab_heads import CollabHeadsError, HeadRotation, prune_heads, swap_heads, swap_to_collaborative
+from collab_heads.errors import ArgumentError, DataError, SwapError, UnsupportedModelError
 from collab_heads.rotation.head_rows import Slot
 from families import FAMILIES, make
 

@@ -16,6 +16,8 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, Mar
 
 from collab_heads import compress, export
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("transformers.exporters.runners", reason="exports of graphs need transformers 5.23")
 
 SMALL = {"vocab_size": 64, "pad_token_id": 63, "decoder_start_token_id": 63, "eos_token_id": 0, "d_model": 64}
@@ -85,7 +87,6 @@ def build(kind):
     return model
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", MODELS)
 @torch.no_grad()
@@ -97,7 +98,6 @@ def test_an_engine_runs_a_compressed_model_alone(kind, engine, tmp_path, python_
     check_alone(python, f"{kind}_{engine}", tmp_path / "out", tmp_path / "given.npz", tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind, to", [("encoded", "onnx"), ("encoded", "openvino"), *((kind, "transformers") for kind in MODELS)]
 )

@@ -20,19 +20,26 @@ from opening import layers_of
 from torch import nn
 from transformers import T5ForConditionalGeneration
 
-from collab_heads import compress, export, load_exported, prune_heads, prune_neurons
+from collab_heads import (
+    CollabHeadsError,
+    ExportReport,
+    compress,
+    export,
+    load_exported,
+    prune_heads,
+    prune_neurons,
+)
 from collab_heads.base.extras import MissingPackageError
 from collab_heads.errors import (
     ArgumentError,
     CalibrationError,
-    CollabHeadsError,
     NonFiniteError,
     OutputError,
     SwapError,
     UnsupportedModelError,
 )
 from collab_heads.serving.comparison import Comparison
-from collab_heads.serving.export import ROUNDINGS, TARGETS, ExportReport, check_difference
+from collab_heads.serving.export import ROUNDINGS, TARGETS, check_difference
 from families import FAMILIES
 
 pytest.importorskip("transformers.exporters.runners", reason="exports of graphs need transformers 5.23")
@@ -80,16 +87,15 @@ GRID = ("stock", "compressed", "a layer gone", "shared")  # of every family; one
 GRAPHS = ("onnx", "openvino")
 
 
-def cases(whole, names, default=()):
-    """(engine, family, change): all changes of one family and some of others; slow ones but for one."""
-    found = [
+def cases(whole, names):
+    """(engine, family, change): all changes of one family and some of others."""
+    return [
         (to, name, change)
         for to in GRAPHS
         for name in (whole, *names)
         for change in (CHANGES if name == whole else GRID)
         if FAMILIES[name].shares or change != "shared"
     ]
-    return [pytest.param(*case, marks=() if case == default else pytest.mark.slow) for case in found]
 
 
 def changed(name, change):
@@ -117,7 +123,17 @@ def assert_same_tokens(model, served, batch):
 ENCODERS = ("distilbert", "albert-groups", "mpnet", "modernbert", "esm", "esm-rotary", "t5-encoder")
 
 
-@pytest.mark.parametrize("to, name, change", cases("bert", ENCODERS, ("onnx", "bert", "compressed")))
+def assert_same_with_other_shapes(model, served, left=True):
+    for shape in ((1, 4), (3, 17), *[(3, 17, True)] * left):
+        assert_same_outputs(model, served, text_batch(*shape))
+
+
+def test_an_encoder_with_other_rows_and_lengths(folder):
+    assert_same_with_other_shapes(FAMILIES["bert"].build().eval(), load_exported(folder, threads=1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to, name, change", cases("bert", ENCODERS))
 def test_encoders_with_other_rows_and_lengths(to, name, change, tmp_path):
     model = changed(name, change)
     report = export(model, tmp_path / "served", to)
@@ -126,18 +142,16 @@ def test_encoders_with_other_rows_and_lengths(to, name, change, tmp_path):
     assert report.megabytes <= size / 1e6 <= report.megabytes + 1e-3  # a manifest of the folder
     size = 1e6 * report.megabytes
     assert f"{to}: {size / 1e6:.1f} MB" in str(report)
-    served = load_exported(tmp_path / "served", threads=1)
-    for rows, length, left in ((1, 4, False), (3, 17, False), (3, 17, True)):
-        if left and name == "modernbert":  # it pools the first token, whose window holds padding only: engines differ
-            continue
-        assert_same_outputs(model, served, text_batch(rows, length, left))
+    # modernbert pools the first token, whose window holds padding only: engines differ
+    assert_same_with_other_shapes(model, load_exported(tmp_path / "served", threads=1), left=name != "modernbert")
 
 
 # mistral and gemma3 have a window of 5 tokens, which the texts below outgrow
 DECODERS = ("opt", "biogpt", "llama", "qwen2", "qwen3", "mistral", "gemma3")
 
 
-@pytest.mark.parametrize("to, name, change", cases("gpt2", DECODERS, ("onnx", "gpt2", "compressed")))
+@pytest.mark.slow
+@pytest.mark.parametrize("to, name, change", cases("gpt2", DECODERS))
 def test_decoders_generate_with_their_cache(to, name, change, tmp_path):
     model = changed(name, change)
     report = export(model, tmp_path / "served", to)
@@ -200,6 +214,7 @@ def test_an_error_of_an_engine_names_it_and_the_model(name, call, tmp_path, monk
         TARGETS["onnx"].compare(model, tmp_path, [text_batch(2, 6)], None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to, name, change", cases("marian", ("bart", "t5")))
 def test_encoder_decoders_generate_with_their_caches(to, name, change, tmp_path):
     """OpenVINO ends the process if the graph passes the keys and values of the source on."""
@@ -215,13 +230,15 @@ def test_encoder_decoders_generate_with_their_caches(to, name, change, tmp_path)
     torch.testing.assert_close(found, expected, rtol=0, atol=ENGINE_NOISE * float(expected.abs().max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to, name, change", cases("vit", ("dinov2", "deit", "clip", "siglip", "wav2vec2", "whisper")))
 def test_images_and_sound(to, name, change, tmp_path):
     report = export(changed(name, change), tmp_path / "served", to)
     assert report.difference <= ENGINE_NOISE and report.agreeing in (None, 1)
 
 
-@pytest.mark.parametrize("name", ("bert", pytest.param("gpt2", marks=pytest.mark.slow)))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ("bert", "gpt2"))
 def test_a_stock_checkpoint_loads_without_this_package(name, tmp_path):
     model = FAMILIES[name].build()
     prune_neurons(model, batches_of(FAMILIES[name]), keep=16)
@@ -260,23 +277,29 @@ def test_stock_checkpoints_of_each_family(name, change, tmp_path):
     assert "collab_heads" not in (tmp_path / "stock" / "config.json").read_text()
 
 
-def test_the_model_stays_as_it_is(tmp_path):
-    model = changed("bert", "compressed").train()
+@pytest.mark.parametrize(
+    "to, change", [("transformers", "uniform"), pytest.param("onnx", "compressed", marks=pytest.mark.slow)]
+)
+def test_the_model_stays_as_it_is(to, change, tmp_path):
+    model = changed("bert", change).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     record = model.config.collab_heads
-    export(model, tmp_path / "served")
+    export(model, tmp_path / "served", to)
     assert model.training and model.config.collab_heads == record
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_int8(tmp_path):
-    model = changed("bert", "stock")
-    report = export(model, tmp_path / "served", int8=True)
+    report = export(changed("bert", "stock"), tmp_path / "served", int8=True)
     assert report.int8 and 0 < report.difference < 0.2 and "onnx, int8" in str(report)
+
+
+def test_int8_where_a_target_takes_none(tmp_path):
     with pytest.raises(
         ArgumentError, match="int8=True: transformers takes no weights of eight bits here; onnx, openvino and ctra"
     ):
-        export(model, tmp_path / "other", "transformers", int8=True)
+        export(changed("bert", "stock"), tmp_path / "other", "transformers", int8=True)
 
 
 @pytest.mark.slow
@@ -454,6 +477,7 @@ def test_a_model_of_nan_or_inf_is_refused_before_anything_is_written(tmp_path, m
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_eight_bits_of_another_model_are_not_written(tmp_path, monkeypatch):
     model, write = FAMILIES["bert"].build().base_model.eval(), TARGETS["onnx"].write
     other = copy.deepcopy(model)

@@ -53,9 +53,8 @@ from transformers import (
 )
 
 import tiny
-from collab_heads import compress, export, prune_heads, prune_neurons, swap_to_collaborative
+from collab_heads import compress, export, get_adapter, prune_heads, prune_neurons, swap_to_collaborative
 from collab_heads.adapters.whisper import alignment_heads
-from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
 from collab_heads.serving.for_ctranslate2 import IdTokens
 

@@ -36,6 +36,14 @@ def assert_same(model, served, inputs, others):
     torch.testing.assert_close(served(**inputs, **others)[0], expected, rtol=0, atol=ENGINE_NOISE)
 
 
+NOT_TAKEN = {
+    **{"position_ids": ids(), "inputs_embeds": torch.ones(2, 6, 32)},
+    **{"return_dict": False, "output_attentions": True, "output_hidden_states": True, "labels": torch.zeros(2)},
+    **{"nonsense": 3, "decoder_input_ids": ids(), "encoder_outputs": ids(), CACHE: ids(), "atention_mask": ids()},
+}
+
+
+@pytest.mark.slow
 def test_token_types_that_the_graph_does_not_take(tmp_path):
     """Zeros are what BERT assumes, and so are they here; others were ignored."""
     model = FAMILIES["bert"].build().eval()
@@ -44,12 +52,16 @@ def test_token_types_that_the_graph_does_not_take(tmp_path):
     assert served.names == {"input_ids", "attention_mask"}
     assert_same(model, served, inputs, {"token_type_ids": torch.zeros_like(ids())})
     assert_same(model, served, inputs, OUTPUT_FLAGS | {"position_ids": None})
-    tensors = {"token_type_ids": torch.ones_like(ids()), "position_ids": ids(), "inputs_embeds": torch.ones(2, 6, 32)}
-    flags = {"return_dict": False, "output_attentions": True, "output_hidden_states": True, "labels": torch.zeros(2)}
-    others = {"nonsense": 3, "decoder_input_ids": ids(), "encoder_outputs": ids(), CACHE: ids(), "atention_mask": ids()}
-    assert_refused(served, inputs, tensors | flags | others)
+    assert_refused(served, inputs, NOT_TAKEN | {"token_type_ids": torch.ones_like(ids())})
     with pytest.raises(ArgumentError, match="and has zeros for token_type_ids"):
         served(**inputs, token_type_ids=torch.ones_like(ids()))
+
+
+def test_what_the_graph_of_an_encoder_does_not_take(folder):
+    model, served = FAMILIES["bert"].build().eval(), load_exported(folder, threads=1)
+    inputs = {"input_ids": ids()}
+    assert_same(model, served, inputs, OUTPUT_FLAGS | {"position_ids": None})
+    assert_refused(served, inputs, NOT_TAKEN)
     with pytest.raises(ArgumentError, match=r"no atention_mask, .*did you mean 'attention_mask'"):
         served(**inputs, atention_mask=ids())
 

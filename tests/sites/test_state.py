@@ -12,10 +12,9 @@ from model_configs import bert_config
 from model_runs import swap
 from transformers import BertConfig, BertForSequenceClassification
 
-from collab_heads import prune_heads, swap_to_alpha
+from collab_heads import get_adapter, prune_heads, swap_to_alpha
 from collab_heads.base.checks import MAX_SIZE
 from collab_heads.collaborative.kinds import kind_for
-from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ConfigError
 from collab_heads.sites.record import FIELD, VERSION, CollabConfig
 from collab_heads.sites.state import GateState, QueryKeyState, SiteState, ValueState

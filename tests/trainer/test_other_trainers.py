@@ -11,6 +11,8 @@ from collab_heads import HeadTraining, gate_report, prune_heads, swap_to_gated
 from collab_heads.errors import ArgumentError
 from families import FAMILIES
 
+pytestmark = pytest.mark.slow
+
 PAIRS = [{"input_ids": each["input_ids"], "labels": each["input_ids"][::-1]} for each in examples()]
 
 
@@ -35,7 +37,6 @@ def assert_goes_on(build, folder, **more):
     return unbroken
 
 
-@pytest.mark.slow
 def test_with_generation(tmp_path):
     def build(**more):
         model = gated(FAMILIES["marian"].build())
@@ -56,7 +57,6 @@ def sentences(count):
     return Dataset.from_list([{"anchor": each["sentence1"], "positive": each["sentence2"]} for each in rows])
 
 
-@pytest.mark.slow
 def test_of_sentence_transformers(tmp_path):
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
     losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
@@ -81,7 +81,6 @@ def test_of_sentence_transformers(tmp_path):
         build(HeadTraining(disagreement=0.1))
 
 
-@pytest.mark.slow
 def test_of_trl(tmp_path):
     trl = pytest.importorskip("trl", reason="TRL is not installed")
     data = Dataset.from_list([{"input_ids": each["input_ids"]} for each in examples()])

@@ -8,6 +8,8 @@ from trainers import BATCH, classifier, exact, gated, mixed, trainer_of
 
 from collab_heads import DynamicRotation, HeadTraining
 
+pytestmark = pytest.mark.slow
+
 ADAM32 = 5e-5  # float32 gradients summed in another order, magnified where Adam divides by small ones
 KINDS = {
     "a target": (gated, exact),
@@ -27,7 +29,6 @@ def trained(kind, folder, batch):
     return trainer.args.world_size
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_end_as_one(kind, tmp_path):
     assert trained(kind, tmp_path / "one", BATCH) == 1

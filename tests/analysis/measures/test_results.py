@@ -10,11 +10,10 @@ from model_inputs import cast
 from model_sizes import HEADS, LAYERS
 from safetensors.torch import load_file, save_file
 
+from collab_heads import AttentionSite, HeadStatistics, head_statistics
 from collab_heads.analysis.measures import results
-from collab_heads.analysis.measures.results import MEASURES, HeadStatistics
-from collab_heads.analysis.measures.statistics import head_statistics
+from collab_heads.analysis.measures.results import MEASURES
 from collab_heads.errors import ArgumentError, DataError
-from collab_heads.sites.site import AttentionSite
 
 JSON, TENSORS = "head_statistics.json", "head_statistics.safetensors"
 

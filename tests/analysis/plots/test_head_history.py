@@ -8,12 +8,12 @@ import pytest
 import torch
 from model_sizes import EXACT64
 
+from collab_heads import AttentionSite
 from collab_heads.analysis import plots
 from collab_heads.analysis.measures.head_history import ALPHAS, HeadHistory, Moment
 from collab_heads.analysis.plots.head_history import norms
 from collab_heads.base.extras import MissingPackageError
 from collab_heads.errors import ArgumentError
-from collab_heads.sites.site import AttentionSite
 
 pytest.importorskip("matplotlib")
 SITES = (

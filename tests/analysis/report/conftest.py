@@ -4,8 +4,7 @@ import pytest
 from heads_by_hand import EOS, ended, model_in
 from model_inputs import cast
 
-from collab_heads import analyze_heads
-from collab_heads.analysis.report.head_report import HeadReport
+from collab_heads import HeadReport, analyze_heads
 
 EVIL = '<script>alert("1")</script>'
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from collab_heads import HeadReport
 from collab_heads.analysis.report import head_report
-from collab_heads.analysis.report.head_report import HeadReport
 from collab_heads.analysis.report.html import FOLDER, SCRIPTS, Drawing, Section, page
 from collab_heads.analysis.report.pictures import GROUND, INK, pictures_of
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from model_inputs import cast
 
-from collab_heads import analyze_heads
+from collab_heads import AttentionSite, HeadReport, analyze_heads
 from collab_heads.analysis.measures.sentences import AttentionExample
 from collab_heads.analysis.report import page_data as page_data_module
-from collab_heads.analysis.report.head_report import HeadReport, full_page
+from collab_heads.analysis.report.head_report import full_page
 from collab_heads.analysis.report.page_data import (
     MOST_WEIGHTS,
     STEPS,
@@ -23,7 +23,6 @@ from collab_heads.analysis.report.page_data import (
     sentence_data,
     shown,
 )
-from collab_heads.sites.site import AttentionSite
 from families import FAMILIES
 
 ROUNDED = 5e-4  # relative: four digits

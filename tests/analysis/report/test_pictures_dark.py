@@ -7,10 +7,10 @@ import torch
 
 pytest.importorskip("matplotlib")
 
+from collab_heads import AttentionSite
 from collab_heads.analysis import plots
 from collab_heads.analysis.plots.canvas import OKABE_ITO, png_bytes
 from collab_heads.analysis.report.pictures import GROUND, INK, dark_png_bytes
-from collab_heads.sites.site import AttentionSite
 
 image = pytest.importorskip("PIL.Image")
 SITES = [AttentionSite("one", "enc-self", 0, 4)]

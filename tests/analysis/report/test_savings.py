@@ -12,8 +12,7 @@ import torch
 from heads_by_hand import ended, model_in
 from model_inputs import cast
 
-from collab_heads import prune_heads
-from collab_heads.analysis.measures.ablation import Ablation
+from collab_heads import Ablation, prune_heads
 from collab_heads.analysis.report.savings import (
     COMPRESS,
     PLAN,

@@ -12,8 +12,8 @@ from test_real_models import SHARED
 from transformers import AutoModel, AutoTokenizer
 from unchanged import refused
 
+from collab_heads import head_roles
 from collab_heads.analysis.measures.passes import end_tokens
-from collab_heads.analysis.roles.head_roles import head_roles
 from collab_heads.analysis.roles.labelling import RoleThresholds
 from collab_heads.analysis.roles.labels import ROLE_KINDS, role_kind
 from collab_heads.analysis.roles.rare import count_tokens

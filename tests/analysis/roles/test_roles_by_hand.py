@@ -5,7 +5,7 @@ import torch
 from heads_by_hand import EOS, maps_by_hand, model_in, sites_with_heads
 from known_heads import COUNTS, TREEBANK, batches_of, word_pieces
 
-from collab_heads.analysis.roles.head_roles import head_roles
+from collab_heads import head_roles
 from collab_heads.analysis.treebank.treebank import Treebank
 
 NAMES = ("bert", "marian", "t5")

@@ -10,8 +10,7 @@ from model_runs import aligned
 from model_sizes import EXACT64, FP32_NOISE, HEADS
 from unchanged import assert_unchanged, snapshot
 
-from collab_heads import HeadPenalty, swap_to_alpha, swap_to_gated
-from collab_heads.contract.registry import get_adapter
+from collab_heads import HeadPenalty, get_adapter, swap_to_alpha, swap_to_gated
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.heads.alpha import mixed_sites
 from collab_heads.training.loop.optimizer import optimizer_step

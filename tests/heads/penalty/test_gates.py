@@ -10,9 +10,8 @@ from model_runs import aligned, output
 from model_sizes import EXACT64, HEAD_WIDTH, HEADS
 from unchanged import refused
 
-from collab_heads import HeadPenalty, gate_report, get_adapter, most_important, prune_heads, swap_to_gated
+from collab_heads import HeadAdamW, HeadPenalty, gate_report, get_adapter, most_important, prune_heads, swap_to_gated
 from collab_heads.errors import ArgumentError, SwapError
-from collab_heads.heads.adamw import HeadAdamW
 from collab_heads.heads.gating import gated_sites
 from collab_heads.layers.gates import threshold
 from families import FAMILIES

@@ -12,7 +12,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoModelForSequenceClassificati
 
 import run_glue
 import tiny
-from collab_heads.errors import CollabHeadsError
+from collab_heads import CollabHeadsError
 
 COMPRESS = "--compress_budget 0.5 --refine_steps 3 --calibration_samples 32".split()
 NARROW_VALUES = "--collaborative --dim_value 0.5 --calibration_samples 16".split()

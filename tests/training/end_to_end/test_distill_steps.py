@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification
 
 import run_glue
 import tiny
-from collab_heads.errors import CollabHeadsError
+from collab_heads import CollabHeadsError
 from collab_heads.training.runs import run as runs
 
 COMPRESS = "--compress_budget 0.4 --refine_steps 3 --calibration_samples 32".split()

@@ -18,8 +18,9 @@ from translation_script import run as translate
 
 import run_glue
 import run_translation
+from collab_heads import CollabHeadsError
 from collab_heads.command.flags import parsing
-from collab_heads.errors import ArgumentError, CollabHeadsError, OutputError
+from collab_heads.errors import ArgumentError, OutputError
 from collab_heads.files.locks import WRITING
 from collab_heads.training.runs.run import Run
 from collab_heads.training.storage.reservation import reserved

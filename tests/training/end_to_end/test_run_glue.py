@@ -29,7 +29,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import run_glue
 import tiny
-from collab_heads.errors import CollabHeadsError
+from collab_heads import CollabHeadsError
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.training.loop import fine_tune as loop
 from collab_heads.training.runs import swap as swapping

@@ -25,8 +25,7 @@ from transformers import AutoModelForSequenceClassification
 
 import run_glue
 import tiny
-from collab_heads import get_adapter, prune_heads
-from collab_heads.errors import CollabHeadsError
+from collab_heads import CollabHeadsError, get_adapter, prune_heads
 from collab_heads.sites.record import CollabConfig
 
 NARROW = [*SWAP[:1], "--dim_shared_query_key", "0.5", *SWAP[3:]]  # a share: some heads are gone before the last swap

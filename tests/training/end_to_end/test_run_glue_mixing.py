@@ -14,11 +14,8 @@ from translation_script import as_json, differing, weights
 
 import run_glue
 import tiny
-from collab_heads import get_adapter, prune_heads
-from collab_heads.analysis.measures.results import HeadStatistics
-from collab_heads.analysis.measures.statistics import head_statistics
-from collab_heads.errors import CollabHeadsError
-from collab_heads.heads.alpha import alpha_report, mixed_sites
+from collab_heads import CollabHeadsError, HeadStatistics, alpha_report, get_adapter, head_statistics, prune_heads
+from collab_heads.heads.alpha import mixed_sites
 from collab_heads.sites.record import CollabConfig
 from collab_heads.training.loop import training
 from collab_heads.training.runs import analysis

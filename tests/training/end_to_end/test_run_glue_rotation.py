@@ -11,8 +11,7 @@ from transformers import AutoModelForSequenceClassification
 from translation_script import as_json, differing, weights
 
 import tiny
-from collab_heads import DynamicRotation, swap_heads
-from collab_heads.errors import CollabHeadsError
+from collab_heads import CollabHeadsError, DynamicRotation, swap_heads
 from collab_heads.rotation.head_rows import Slot
 from collab_heads.training.loop import fine_tune as loop
 from collab_heads.training.runs.classifier import Classifier

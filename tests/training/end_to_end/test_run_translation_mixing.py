@@ -21,10 +21,7 @@ from translation_script import (
 )
 
 import run_translation
-from collab_heads import swap_heads
-from collab_heads.analysis.measures.results import HeadStatistics
-from collab_heads.analysis.measures.statistics import head_statistics
-from collab_heads.errors import CollabHeadsError
+from collab_heads import CollabHeadsError, HeadStatistics, head_statistics, swap_heads
 from collab_heads.rotation.head_rows import Slot
 from collab_heads.training.runs import analysis
 from collab_heads.training.runs.head_steps import HeadSteps

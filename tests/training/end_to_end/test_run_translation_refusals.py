@@ -11,7 +11,7 @@ from scripts import ROOT
 from translation_script import SCRATCH, SIZES, SWAP, flags, run, write_lines
 
 import run_translation
-from collab_heads.errors import CollabHeadsError
+from collab_heads import CollabHeadsError
 
 GOOD = tiny.pairs(4, 0)
 BROKEN = {  # what is wrong with the training files -> their content, and the message

@@ -9,7 +9,7 @@ from scripts import ADAM32, checkpoints, finish, fork, from_checkpoints, kill_at
 from translation_script import PROCESSES, SCRATCH, SWAP, as_json, differing, flags, run, translations, weights
 
 import run_translation
-from collab_heads.errors import CollabHeadsError
+from collab_heads import CollabHeadsError
 from collab_heads.files.folders import write_folder
 
 NO_MANIFEST = shutil.ignore_patterns("manifest.json", "translations")

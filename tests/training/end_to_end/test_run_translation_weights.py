@@ -7,8 +7,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 from translation_script import SCRATCH, SWAP, as_json, differing, run, weights
 
-from collab_heads import get_adapter
-from collab_heads.errors import CollabHeadsError
+from collab_heads import CollabHeadsError, get_adapter
 from collab_heads.training.runs import translator
 
 RANKED = "--importance_samples 16".split()

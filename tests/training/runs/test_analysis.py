@@ -11,8 +11,8 @@ from translation_script import SCRATCH, write_lines
 
 import run_translation
 import tiny
+from collab_heads import HeadReport
 from collab_heads.analysis.measures.head_history import HeadHistory
-from collab_heads.analysis.report.head_report import HeadReport
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.training.runs import analysis
 

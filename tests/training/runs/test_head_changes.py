@@ -9,8 +9,8 @@ from accelerate import Accelerator
 from model_sizes import HEADS
 from unchanged import assert_unchanged, refused, snapshot
 
-from collab_heads import HeadPenalty, gate_report, get_adapter, prune_heads, swap_to_gated
-from collab_heads.errors import ArgumentError, CollabHeadsError, DataError
+from collab_heads import CollabHeadsError, HeadPenalty, gate_report, get_adapter, prune_heads, swap_to_gated
+from collab_heads.errors import ArgumentError, DataError
 from collab_heads.heads.gating import gated_sites
 from collab_heads.training.runs import head_changes
 from families import FAMILIES

@@ -5,9 +5,9 @@ import json
 import pytest
 from unchanged import assert_unchanged, snapshot
 
-from collab_heads import DynamicRotation, HeadRotation
+from collab_heads import CollabHeadsError, DynamicRotation, HeadRotation
 from collab_heads.command.flags import rotating
-from collab_heads.errors import ArgumentError, CollabHeadsError, DataError
+from collab_heads.errors import ArgumentError, DataError
 from collab_heads.training.runs import head_changes
 from families import FAMILIES
 

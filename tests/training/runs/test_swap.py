@@ -8,7 +8,7 @@ from model_runs import sites
 from model_sizes import EXACT, HEADS
 from unchanged import refused
 
-from collab_heads.collaborative.report import SiteReport, SwapReport
+from collab_heads import SiteReport, SwapReport
 from collab_heads.command.flags.arguments import add_training_arguments
 from collab_heads.command.flags.collaborative import add_collaborative_arguments
 from collab_heads.command.flags.heads import add_alpha_arguments, add_head_arguments

@@ -6,8 +6,7 @@ import torch
 from model_sizes import HEADS, LAYERS
 from unchanged import refused
 
-from collab_heads import swap_to_gated
-from collab_heads.compression.plan import plan
+from collab_heads import plan, swap_to_gated
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.training.runs import swap as budgets
 from collab_heads.training.runs import swap as swapping

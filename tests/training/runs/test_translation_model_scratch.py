@@ -7,10 +7,11 @@ from model_runs import sites
 from transformers import AutoModelForSeq2SeqLM
 
 import run_translation
+from collab_heads import CollabHeadsError
 from collab_heads.contract.registry import blueprints
 from collab_heads.data.batches import Collate
 from collab_heads.data.translation import Objective, encode
-from collab_heads.errors import ArgumentError, CollabHeadsError
+from collab_heads.errors import ArgumentError
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.sites.record import CollabConfig
 from collab_heads.training.runs.translation_model import untrained

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from scripts import run
 
-from collab_heads.errors import CollabHeadsError
+from collab_heads import CollabHeadsError
 from collab_heads.files.folders import digest, read_manifest, write_manifest
 
 STEPS = ("--max_train_steps", 3, "--checkpointing_steps", 1, "--max_eval_samples", 5)
