@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -57,21 +57,6 @@ def matrix_maps(
         NonFiniteError: if a number is NaN or infinite.
         MissingPackageError: if matplotlib is not installed.
     """
-    options: dict[str, Any] = {"centre": centre, "lowest": lowest, "highest": highest}
-    return draw_matrices(sites, matrices, heads, label, title, options, diagonal, axes_labels)[0]
-
-
-def draw_matrices(
-    sites: Sequence[AttentionSite],
-    matrices: Mapping[str, Tensor],
-    heads: Heads | None,
-    label: str,
-    title: str | None,
-    scale: Mapping[str, float | None],
-    diagonal: bool,
-    axes_labels: tuple[str, str],
-) -> tuple[Figure, dict[str, Any]]:
-    """Draw the figure of `matrix_maps`; return it and path -> the cells of the matrix, to animate them."""
     checked = checked_values(sites, matrices, label, dimensions=2)
     by_role = [site for role in ROLES for site in sorted(sites, key=lambda s: s.layer) if site.role == role]
     shown = [site for site in by_role if site.path in checked and site.num_heads]
@@ -80,8 +65,7 @@ def draw_matrices(
     grids = [checked[site.path].numpy().copy() for site in shown]
     for grid in () if diagonal else grids:
         np.fill_diagonal(grid, np.nan)
-    cmap, norm = colour_scale(grids, **scale)
-    meshes = {}
+    cmap, norm = colour_scale(grids, lowest=lowest, highest=highest, centre=centre)
     roles = [[site for site in shown if site.role == role] for role in ROLES]
     per_row = min(PER_ROW, max(map(len, roles)))
     places = [place for of_role in roles for place in filled(of_role, per_row)]
@@ -92,7 +76,7 @@ def draw_matrices(
         if site is None:
             axes.remove()
             continue
-        mesh = meshes[site.path] = draw_cells(axes, grids[shown.index(site)], cmap, norm, len(grids))
+        mesh = draw_cells(axes, grids[shown.index(site)], cmap, norm, len(grids))
         numbers = numbers_of(site, heads)
         ticks = thinned(range(len(numbers)), 8)
         axes.set_xticks(ticks, [str(numbers[tick]) for tick in ticks], fontsize=6)
@@ -106,7 +90,7 @@ def draw_matrices(
     figure.colorbar(mesh, ax=kept, label=label, extend=beyond(grids, norm), aspect=25, pad=0.02)
     figure.supylabel(axes_labels[0], fontsize=8)
     figure.supxlabel(axes_labels[1], fontsize=8)
-    return figure, meshes
+    return figure
 
 
 def alpha_maps(

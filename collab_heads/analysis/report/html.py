@@ -32,12 +32,10 @@ class Drawing:
     Attributes:
         png: the PNG file. An SVG of a large map is many times larger, and its ids could clash with those of another.
         alt: a description of the picture for those who do not see it.
-        dark: the PNG file for a dark page; empty to show the same.
     """
 
     png: bytes
     alt: str
-    dark: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -119,21 +117,14 @@ def section_html(name: str, section: Section) -> str:
 
 
 def figure_html(picture: Drawing) -> str:
-    """Return a picture that follows the light or dark setting of the browser; a wide one scrolls in its own box."""
+    """Return a picture; a wide one scrolls in its own box."""
     width = int.from_bytes(picture.png[16:20], "big")  # where a PNG file has it
-    dark, alt = "", escape(picture.alt, quote=True)
-    if picture.dark:
-        dark = f'<source media="(prefers-color-scheme: dark)" srcset="{data_url(picture.dark)}">'
-    image = f'<picture>{dark}<img alt="{alt}" src="{data_url(picture.png)}"></picture>'
+    data = base64.b64encode(picture.png).decode()
+    image = f'<img alt="{escape(picture.alt, quote=True)}" src="data:image/png;base64,{data}">'
     if width <= SMALL:
         return f"<figure>{image}</figure>"
     kind = "wide" if width > WIDE else "broad"
     return f'<figure class="{kind}" tabindex="0">{image}</figure>'  # where it scrolls, it must be reached by keyboard
-
-
-def data_url(png: bytes) -> str:
-    """Return a PNG file as a URL."""
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], label: str = "", ids: Sequence[str] = ()) -> str:

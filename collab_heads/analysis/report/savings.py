@@ -1,15 +1,15 @@
 """Savings: what can be removed from a model, and how, from the measurements of the report alone."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import combinations
-from typing import Any, Protocol
 
 from collab_heads.analysis.report.html import table_html
 from collab_heads.analysis.report.measurements import HeadMeasurements
 from collab_heads.analysis.report.page_data import Head, anchor, heads_of, layer_name
+from collab_heads.compression.plan import CompressionPlan
 
 CHEAPEST = 0.1  # share of the heads that is named
 MOST = 12  # heads that are named, at most
@@ -17,13 +17,6 @@ KEPT = (0.9, 0.75, 0.5, 0.25)  # shares of the heads, for the price of fewer
 PAIRS = 5  # pairs of heads that are named
 ALIKE = 0.7  # the cosine of heads that put out nearly the same: the angle between them is below 45 degrees
 BUDGETS = (0.9, 0.75, 0.5, 0.33, 0.25, 0.1)
-
-
-class Plan(Protocol):
-    """The result of `collab_heads.compression.plan`, as far as a report needs it."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return "of", what budgets are of, and "curve", (budget, predicted error of the output)."""
 
 
 @dataclass(frozen=True)
@@ -116,14 +109,13 @@ def kept_heads(report: HeadMeasurements) -> tuple[str, list[tuple[int, float]]] 
     return name, sorted(report.curves[name], reverse=True)
 
 
-def predicted(plan: Plan) -> tuple[str, list[tuple[float, float]]]:
+def predicted(plan: CompressionPlan) -> tuple[str, list[tuple[float, float]]]:
     """Return what a plan's budgets are of, and (budget, predicted error) for some budgets."""
-    described: Mapping[str, Any] = plan.to_dict()
-    curve = described["curve"]
+    curve = plan.curve()
     nearest = {budget: min(curve, key=lambda point: abs(point[0] - budget)) for budget in BUDGETS}
     # a curve of 64 points has one nearby, unless the budget is below the smallest possible one
     near = (1 - curve[0][0]) / max(1, len(curve) - 1)
-    return described["of"], [point for budget, point in nearest.items() if abs(point[0] - budget) <= near]
+    return plan.of, [point for budget, point in nearest.items() if abs(point[0] - budget) <= near]
 
 
 PLAN = ("python -m collab_heads compress MODEL \\", "    --data TEXT --plan")
@@ -139,7 +131,7 @@ WITHOUT_PLAN = (
 )
 
 
-def savings_html(report: HeadMeasurements, plan: Plan | None = None) -> str:
+def savings_html(report: HeadMeasurements, plan: CompressionPlan | None = None) -> str:
     """Return HTML on cheap heads, similar heads, the price of budgets, and the commands to run."""
     parts = [each for each in (cheap_html(report), alike_html(report), price_html(report, plan)) if each]
     return f'<div class="savings">{"".join(f"<div>{part}</div>" for part in parts)}</div>'
@@ -180,7 +172,7 @@ def alike_html(report: HeadMeasurements) -> str:
     return "<h3>Heads that are most alike</h3>" + paragraph(text) + listed(items)
 
 
-def price_html(report: HeadMeasurements, plan: Plan | None) -> str:
+def price_html(report: HeadMeasurements, plan: CompressionPlan | None) -> str:
     parts, known = ["<h3>What a budget costs</h3>"], kept_heads(report)
     if known is not None and report.ablation is not None:
         name, points = known

@@ -221,7 +221,8 @@ class HeadWatch:
             for name, figure in figures.items():
                 output.write(f"{HISTORY}/{name}.png", png_bytes(figure))
                 output.write(f"{HISTORY}/{name}.svg", svg_bytes(figure))
-            output.write(f"{HISTORY}/{measure}.gif", history_gif(self.history, measure))
+        if self.history.where(GATES):
+            output.write(f"{HISTORY}/{GATES}.gif", history_gif(self.history, GATES))
         self.session.accelerator.print(f"heads over the training: {output.path / HISTORY}")
 
     def state(self) -> dict | None:
