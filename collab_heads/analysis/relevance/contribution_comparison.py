@@ -27,6 +27,7 @@ from collab_heads.base.checks import check_choice
 from collab_heads.base.display import portable_name, text_table
 from collab_heads.base.option_values import PrefixKind
 from collab_heads.base.progress import progress_bar
+from collab_heads.base.report import Report
 from collab_heads.errors import ArgumentError
 from collab_heads.files.reading import read_document, write_document
 from collab_heads.model.loading import load_or_explain
@@ -36,7 +37,7 @@ SMALLEST = 1e-9  # smallest share of a token in a divergence, which a share of 0
 
 
 @dataclass(frozen=True, eq=False)
-class ContributionComparison:
+class ContributionComparison(Report):
     """The result of `compare_contributions`.
 
     Attributes:
@@ -123,8 +124,8 @@ class ContributionComparison:
             rows.append(row + ["" if far is None else f"{far:.4f}"] * bool(self.divergence))
         return header, rows
 
-    def __str__(self) -> str:
-        return text_table(*self.table(), "means over generated tokens, \u00b1 the standard error over sentences")
+    def lines(self) -> list[str]:
+        return [text_table(*self.table(), "means over generated tokens, \u00b1 the standard error over sentences")]
 
     def to_dict(self) -> dict:
         """Return all numbers, ready for JSON."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from collab_heads.analysis.relevance.sides import SourceAndTarget
 from collab_heads.base.checks import check_choice
 from collab_heads.base.display import text_table
 from collab_heads.base.option_values import PrefixKind
+from collab_heads.base.report import Report, plain
 from collab_heads.errors import ArgumentError
 from collab_heads.files.reading import read_document, write_document
 
@@ -48,7 +49,7 @@ class ContributionExample:
 
 
 @dataclass(frozen=True, eq=False)
-class TokenContributions:
+class TokenContributions(Report):
     """The result of `token_contributions`.
 
     Attributes:
@@ -157,22 +158,18 @@ class TokenContributions:
         """Return the same without the relevance of every token to every token, which is most of a file."""
         return replace(self, sentences=tuple(replace(sentence, relevance=None) for sentence in self.sentences))
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> dict[str, Any]:
         """Return all numbers, ready for JSON."""
-        averages = {measure: list(self.average(measure)) for measure in PER_TOKEN}
-        return {
+        computed = {
             "version": VERSION,
             "mean": self.mean,
-            "averages": {measure: [none_for_nan(each) for each in pair] for measure, pair in averages.items()},
-            "source": self.source.tolist(),
-            "counts": self.counts.tolist(),
-            "by_position": {measure: self.curve(measure).to_dict() for measure in CONTRIBUTIONS},
-            "by_part": {measure: self.curve(measure, PARTS).to_dict() for measure in CONTRIBUTIONS},
-            "excluded": list(self.excluded),
-            "names": list(self.names),
-            "prefixes": self.prefixes,
-            "sentences": [sentence.to_dict() for sentence in self.sentences],
+            "averages": {name: [none_for_nan(each) for each in self.average(name)] for name in PER_TOKEN},
+            "source": self.source,
+            "counts": self.counts,
+            "by_position": {name: self.curve(name) for name in CONTRIBUTIONS},
+            "by_part": {name: self.curve(name, PARTS) for name in CONTRIBUTIONS},
         }
+        return plain(computed) | super().to_dict()
 
     @classmethod
     def from_dict(cls, stored: dict) -> "TokenContributions":
@@ -219,8 +216,8 @@ class TokenContributions:
             rows.append([str(position), str(count), *(f"{number:.3f}" for number in numbers)])
         return header, rows
 
-    def __str__(self) -> str:
-        return text_table(*self.table(), self.summary())
+    def lines(self) -> list[str]:
+        return [text_table(*self.table(), self.summary())]
 
     def summary(self) -> str:
         """Return the result in one sentence."""

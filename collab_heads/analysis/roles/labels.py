@@ -1,6 +1,5 @@
 """The roles of heads from their measures: for people (`str`) and for machines (`to_dict`)."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,11 +10,12 @@ from collab_heads.analysis.roles.positional import Positional, PositionalNumbers
 from collab_heads.analysis.roles.rare import RareNumbers, RareTokens
 from collab_heads.analysis.roles.syntax import Baseline, Syntax
 from collab_heads.base.display import text_table
+from collab_heads.base.report import Report
 from collab_heads.sites.site import AttentionSite
 
 
 @dataclass(frozen=True, eq=False)
-class HeadRoles:
+class HeadRoles(Report):
     """The result of `head_roles`; what was not measured is empty.
 
     Attributes:
@@ -48,53 +48,14 @@ class HeadRoles:
     limit: int | None = None
     warnings: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict:
-        """Return all numbers, ready for JSON; relations are keyed "nsubj dependent->head"."""
-        offsets = {
-            path: {
-                "offset": n.offset.tolist(),
-                "share": n.share.tolist(),
-                "tokens": n.tokens,
-                "first_token": n.first_token.tolist(),
-            }
-            for path, n in self.positional.items()
-        }
-        rare = {
-            path: {
-                "rarest": n.rarest.tolist(),
-                "two_rarest": n.two_rarest.tolist(),
-                "chance": list(n.chance),
-                "tokens": n.tokens,
-                "sentences": n.sentences,
-            }
-            for path, n in self.rare.items()
-        }
-        return {
-            "sites": [site.to_dict() for site in self.sites],
-            "heads": {path: list(numbers) for path, numbers in self.heads.items()},
-            "thresholds": dataclasses.asdict(self.thresholds),
-            "labels": {path: [list(each) for each in labels] for path, labels in self.labels.items()},
-            "positional": offsets,
-            "rare": rare,
-            "syntax": {
-                path: {" ".join(kind): each.tolist() for kind, each in accuracies.items()}
-                for path, accuracies in self.syntax.items()
-            },
-            "baselines": {" ".join(kind): dataclasses.asdict(each) for kind, each in self.baselines.items()},
-            "skipped": dict(self.skipped),
-            "sentences": self.sentences,
-            "limit": self.limit,
-            "warnings": list(self.warnings),
-        }
-
-    def __str__(self) -> str:
+    def lines(self) -> list[str]:
         rows = []
         for site in self.sites:
             for head, (number, labels) in enumerate(zip(self.heads[site.path], self.labels[site.path], strict=True)):
                 if labels:
                     said = ", ".join(f"{each} {self.figure(site.path, head, each)}" for each in labels)
                     rows.append((site.path, site.role, str(number), said))
-        return text_table(("site", "role", "head", "what it does"), rows, "\n".join(self.summary()))
+        return [text_table(("site", "role", "head", "what it does"), rows, "\n".join(self.summary()))]
 
     def figure(self, path: str, head: int, label: str) -> str:
         """Return the numbers behind a label as text.
