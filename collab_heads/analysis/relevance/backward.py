@@ -34,10 +34,10 @@ from transformers.utils import ModelOutput
 from collab_heads.base.progress import progress_bar
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.registry import get_adapter
-from collab_heads.errors import CalibrationError, CollabHeadsError, UnsupportedModelError
+from collab_heads.errors import UnsupportedModelError
 from collab_heads.layers.fused import FusedPart
 from collab_heads.layers.query_key import QueryKey
-from collab_heads.model.batches import check_modalities, each_batch, evaluating
+from collab_heads.model.batches import each_batch, evaluating, naming_batch
 from collab_heads.model.offloading import input_device
 from collab_heads.model.open_site import OpenSite, open_sites
 from collab_heads.model.refusals import check_wrapper
@@ -244,16 +244,8 @@ def explain_batches(
 
 def run(model: PreTrainedModel, adapter: AttentionAdapter, inputs: Mapping, index: int) -> ModelOutput:
     """Run a forward pass with a conservative graph; an error of the model becomes a CalibrationError."""
-    with conservative(model):
-        try:
-            check_modalities(model, inputs)
-            return model(**{**inputs, "return_dict": True})
-        except CollabHeadsError:
-            raise
-        except Exception as error:  # whatever the model raises about its inputs, with the batch named
-            raise CalibrationError(
-                f"{type(model).__name__} cannot take batch {index} with {sorted(inputs)}: {error}"
-            ) from error
+    with conservative(model), naming_batch(model, index, inputs):
+        return model(**{**inputs, "return_dict": True})
 
 
 @contextmanager
