@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import PreTrainedTokenizerFast
 
 from collab_heads.analysis.measures.passes import Attention, Batch
-from collab_heads.analysis.roles.labelling import RoleThresholds, SampleSizes
+from collab_heads.analysis.roles.labels import RoleThresholds, SampleSizes
 from collab_heads.sites.site import AttentionSite
 from families import FAMILIES
 

@@ -21,8 +21,7 @@ from collab_heads.analysis.relevance.sides import sides_of
 from collab_heads.analysis.report.head_report import HeadReport
 from collab_heads.analysis.report.measurements import IMPORTANCE
 from collab_heads.analysis.roles.head_roles import excluded_queries, rare_observer, syntax_observer
-from collab_heads.analysis.roles.labelling import RoleThresholds
-from collab_heads.analysis.roles.labels import roles_from_measures
+from collab_heads.analysis.roles.labels import RoleThresholds, roles_from_measures
 from collab_heads.analysis.roles.positional import Positional
 from collab_heads.analysis.roles.syntax import Syntax
 from collab_heads.analysis.treebank.conllu import Sentence

@@ -11,7 +11,7 @@ from collab_heads.analysis.measures.ablation import Evaluate
 from collab_heads.analysis.measures.head_history import GATES, HeadHistory
 from collab_heads.analysis.relevance.contribution_comparison import named_models
 from collab_heads.analysis.relevance.prefixes import check_prefixes
-from collab_heads.analysis.roles.labelling import RoleThresholds
+from collab_heads.analysis.roles.labels import RoleThresholds
 from collab_heads.analysis.treebank.conllu import Sentence
 from collab_heads.analysis.treebank.treebank import Treebank
 from collab_heads.base.checks import check_choice, check_count

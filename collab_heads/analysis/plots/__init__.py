@@ -7,8 +7,7 @@ Animations are written to a file.
 from collab_heads.analysis.plots.attention_maps import attention_map
 from collab_heads.analysis.plots.canvas import check_matplotlib, save_figure
 from collab_heads.analysis.plots.contributions import contribution_curves, contribution_history, contribution_map
-from collab_heads.analysis.plots.curves import budget_curve, quality_curves, source_share
-from collab_heads.analysis.plots.distributions import importance_distributions
+from collab_heads.analysis.plots.curves import budget_curve, importance_distributions, quality_curves, source_share
 from collab_heads.analysis.plots.head_history import history_animation, history_curves, history_strip
 from collab_heads.analysis.plots.head_maps import head_map, role_map
 from collab_heads.analysis.plots.matrices import alpha_maps, matrix_maps

@@ -12,8 +12,8 @@ from collab_heads.analysis.measures.ablation import Ablation
 from collab_heads.analysis.measures.comparison import balance
 from collab_heads.analysis.measures.head_history import GATES
 from collab_heads.analysis.relevance.contribution_results import PARTS, TokenContributions
-from collab_heads.analysis.report.legends import SECTIONS, measure_title
 from collab_heads.analysis.report.measurements import HeadMeasurements, Scores, group_name
+from collab_heads.analysis.report.page_data import SECTIONS, measure_title
 from collab_heads.analysis.roles.labels import HeadRoles, role_kind
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.analysis.measures.passes import Observer, end_tokens, excluded_tokens, observe
-from collab_heads.analysis.roles.labelling import RoleThresholds
-from collab_heads.analysis.roles.labels import HeadRoles, roles_from_measures
+from collab_heads.analysis.roles.labels import HeadRoles, RoleThresholds, roles_from_measures
 from collab_heads.analysis.roles.positional import Positional
 from collab_heads.analysis.roles.rare import RareTokens, count_tokens
 from collab_heads.analysis.roles.syntax import RELATIONS, Syntax
