@@ -24,6 +24,7 @@ LAYERS = (
     ("model",),
     ("collaborative",),
     ("heads",),
+    ("plots",),
     ("heads.penalty",),
     ("neurons",),
     ("distillation",),
@@ -31,7 +32,6 @@ LAYERS = (
     ("analysis.measures",),
     ("analysis.roles",),
     ("analysis.relevance",),
-    ("analysis.plots",),
     ("compression.parts",),
     ("compression",),
     ("analysis.report",),
@@ -123,7 +123,7 @@ def family_imports(source: str) -> list[str]:
 
 
 DRAWS = {"matplotlib", "PIL"}
-SPEAKING = {"", "adapters", "analysis.plots", "demo"}  # packages whose __init__ holds names
+SPEAKING = {"", "adapters", "plots", "demo"}  # packages whose __init__ holds names
 FOLDERS = {name for name, file in MODULES.items() if file.name == "__init__.py"}
 IN_LAYERS = MODULES.keys() - (FOLDERS - SPEAKING)
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.analysis.measures.ablation import Evaluate, ablation_curve, leave_one_out, mean_loss
-from collab_heads.analysis.measures.head_history import HeadHistory
 from collab_heads.analysis.measures.passes import Observer, observe
 from collab_heads.analysis.measures.sentences import AttentionExamples, Sentences, typical_sentences
 from collab_heads.analysis.measures.statistics import Statistics
@@ -35,6 +34,7 @@ from collab_heads.contract.registry import get_adapter, head_numbers
 from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
 from collab_heads.heads.criteria import Gradient, Reconstruction
 from collab_heads.heads.gating import gated_sites
+from collab_heads.heads.history import HeadHistory
 from collab_heads.heads.importance import head_importance
 from collab_heads.model.batches import warn_few
 from collab_heads.model.refusals import check_wrapper

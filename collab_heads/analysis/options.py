@@ -8,7 +8,6 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.analysis.measures.ablation import Evaluate
-from collab_heads.analysis.measures.head_history import GATES, HeadHistory
 from collab_heads.analysis.relevance.contribution_comparison import named_models
 from collab_heads.analysis.relevance.prefixes import check_prefixes
 from collab_heads.analysis.roles.labels import RoleThresholds
@@ -19,6 +18,7 @@ from collab_heads.base.option_values import REPORT_PARTS as PARTS
 from collab_heads.base.option_values import PrefixKind
 from collab_heads.base.option_values import ReportPart as Part
 from collab_heads.errors import ArgumentError
+from collab_heads.heads.history import GATES, HeadHistory
 
 NO_SOURCE = (
     "only encoder-decoders have a source and a target to tell apart, and decoders a prompt and its continuation, where "

@@ -11,7 +11,6 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from collab_heads.analysis.plots.curves import budget_curve
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import MAX_SIZE, check_choice, check_count, is_number
 from collab_heads.base.display import text_table
@@ -38,6 +37,7 @@ from collab_heads.model.device_hooks import is_offloaded
 from collab_heads.model.offloading import changing_layers, in_memory, layer_modules
 from collab_heads.model.refusals import check_not_inference, check_wrapper
 from collab_heads.model.translations import with_translations
+from collab_heads.plots.curves import budget_curve
 from collab_heads.sites.record import CollabConfig
 from collab_heads.sites.state import QueryKeyKind
 

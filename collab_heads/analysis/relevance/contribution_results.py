@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from collab_heads.analysis.relevance.contribution_curve import Curve, mean_and_error, mean_curve
+from collab_heads.analysis.relevance.contribution_curve import Curve, draw_curves, mean_and_error, mean_curve
 from collab_heads.analysis.relevance.sentence_contributions import SentenceContributions
 from collab_heads.analysis.relevance.sides import SourceAndTarget
 from collab_heads.base.checks import check_choice
@@ -18,6 +18,9 @@ from collab_heads.base.option_values import PrefixKind
 from collab_heads.base.report import Report, plain
 from collab_heads.errors import ArgumentError
 from collab_heads.files.reading import read_document, write_document
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 VERSION = 1
 PARTS = 10  # of a sentence, in JSON and pictures
@@ -166,8 +169,8 @@ class TokenContributions(Report):
             "averages": {name: [none_for_nan(each) for each in self.average(name)] for name in PER_TOKEN},
             "source": self.source,
             "counts": self.counts,
-            "by_position": {name: self.curve(name) for name in CONTRIBUTIONS},
-            "by_part": {name: self.curve(name, PARTS) for name in CONTRIBUTIONS},
+            "by_position": self.curves(),
+            "by_part": self.curves(PARTS),
         }
         return plain(computed) | super().to_dict()
 
@@ -218,6 +221,28 @@ class TokenContributions(Report):
 
     def lines(self) -> list[str]:
         return [text_table(*self.table(), self.summary())]
+
+    def plot(self, parts: int | None = None, *, title: str | None = None) -> "Figure":
+        """Draw curves with 95 % intervals: the share of the source, entropies, the influence of source tokens.
+
+        Args:
+            parts: number of parts of a sentence, to compare sentences of all lengths; None uses positions, of which
+                only long sentences have the late ones.
+            title: a title for the figure.
+
+        Raises:
+            ArgumentError: if `parts` is below 1.
+            MissingPackageError: if matplotlib is not installed.
+        """
+        return draw_curves({"": self.curves(parts)}, self.names, parts is not None, title)
+
+    def curves(self, parts: int | None = None) -> dict[str, Curve]:
+        """Return every measure by position.
+
+        Args:
+            parts: see `curve`.
+        """
+        return {measure: self.curve(measure, parts) for measure in CONTRIBUTIONS}
 
     def summary(self) -> str:
         """Return the result in one sentence."""

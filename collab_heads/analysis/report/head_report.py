@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from collab_heads.analysis.plots.canvas import png_bytes, save_drawings, svg_bytes
 from collab_heads.analysis.report.html import Drawing, Section, page
 from collab_heads.analysis.report.measurements import HeadMeasurements, group_name
 from collab_heads.analysis.report.page_data import LEGENDS, TITLES, anchor, as_json, heads_of, layer_name, page_data
@@ -21,6 +20,7 @@ from collab_heads.base.progress import progress_bar
 from collab_heads.compression.plan import CompressionPlan
 from collab_heads.files.atomic import write_file
 from collab_heads.files.folders import alone_in
+from collab_heads.plots.canvas import png_bytes, save_drawings, svg_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

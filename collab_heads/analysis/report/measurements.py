@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 
 from collab_heads.analysis.measures.ablation import Ablation
-from collab_heads.analysis.measures.comparison import rank_correlation
-from collab_heads.analysis.measures.head_history import HeadHistory
 from collab_heads.analysis.measures.results import OF_HEADS, HeadStatistics
 from collab_heads.analysis.measures.sentences import AttentionExample
 from collab_heads.analysis.relevance.contribution_comparison import ContributionComparison
@@ -17,6 +15,8 @@ from collab_heads.analysis.relevance.contribution_results import ContributionExa
 from collab_heads.analysis.relevance.head_relevance import HeadRelevance
 from collab_heads.analysis.roles.labels import HeadRoles
 from collab_heads.base.report import Report, plain
+from collab_heads.heads.comparison import rank_correlation
+from collab_heads.heads.history import HeadHistory
 from collab_heads.sites.site import AttentionSite
 
 Scores = Mapping[str, Tensor]

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from collab_heads.analysis import plots
+from collab_heads import plots
 from collab_heads.analysis.measures.ablation import Ablation
-from collab_heads.analysis.measures.comparison import balance
-from collab_heads.analysis.measures.head_history import GATES
 from collab_heads.analysis.relevance.contribution_results import PARTS, TokenContributions
 from collab_heads.analysis.report.measurements import HeadMeasurements, Scores, group_name
 from collab_heads.analysis.report.page_data import SECTIONS, measure_title
 from collab_heads.analysis.roles.labels import HeadRoles, role_kind
+from collab_heads.heads.comparison import balance
+from collab_heads.heads.history import GATES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,18 +67,14 @@ def pictures_in(report: HeadMeasurements) -> list[Picture]:
 def contributions_of(report: HeadMeasurements, contributions: TokenContributions) -> list[Picture]:
     """Return the pictures of contributions: over a sentence, over several models, and of one whole sentence."""
     pictures, compared = [], report.compared_contributions
-    runs = (
-        contributions if compared is None else dict(zip(compared.labels(), (r for _, r in compared.runs), strict=True))
-    )
-    draw = partial(plots.contribution_curves, runs, parts=PARTS)
+    draw = partial((compared or contributions).plot, PARTS)
     alt = f"Contributions over a sentence: {contributions.summary()}"
     pictures.append(Picture("contributions", "contributions", draw, alt))
     if compared is not None and len(compared.models()) > 1:
         means = zip(compared.models(), compared.over_models("source"), strict=True)
         ends = [f"{share:.2f} of {name}" for name, (share, _) in means]
         alt = f"Contributions by model: the share of the {contributions.names[0]} is {', '.join(ends)}"
-        history = partial(plots.contribution_history, compared)
-        pictures.append(Picture("contribution_history", "contributions", history, alt))
+        pictures.append(Picture("contribution_history", "contributions", compared.plot_history, alt))
     if (example := report.contribution_example) is not None:
         words = (example.source_tokens, example.target_tokens, example.said)
         show = partial(plots.contribution_map, example.source, example.target, *words, names=example.names)

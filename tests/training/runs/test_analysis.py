@@ -11,9 +11,9 @@ from translation_script import SCRATCH, write_lines
 
 import run_translation
 import tiny
-from collab_heads.analysis.measures.head_history import HeadHistory
 from collab_heads.analysis.report.head_report import HeadReport
 from collab_heads.errors import ArgumentError, DataError
+from collab_heads.heads.history import HeadHistory
 from collab_heads.training.runs import analysis
 
 GATES = ("--target_heads", "8", "--selection_share", "0.9", "--importance_samples", "0")

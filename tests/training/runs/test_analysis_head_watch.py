@@ -17,11 +17,11 @@ from translation_script import SCRATCH, as_json, differing, weights
 import run_glue
 import run_translation
 import tiny
-from collab_heads.analysis.measures.head_history import HeadHistory, rounded
 from collab_heads.analysis.measures.statistics import head_statistics
 from collab_heads.base.extras import MissingPackageError
 from collab_heads.contract.registry import get_adapter, head_numbers
 from collab_heads.errors import ArgumentError, OutputError
+from collab_heads.heads.history import HeadHistory, rounded
 from collab_heads.rotation.dynamic import DynamicRotation
 from collab_heads.training.runs import analysis
 from collab_heads.training.runs.analysis import HeadWatch

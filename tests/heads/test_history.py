@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from collab_heads.analysis.measures.head_history import ALPHAS, HeadHistory, Moment, rounded
 from collab_heads.errors import ArgumentError, DataError, NonFiniteError, ShapeError
+from collab_heads.heads.history import ALPHAS, HeadHistory, Moment, rounded
 from collab_heads.sites.site import AttentionSite
 
 SITES = (AttentionSite("a", "enc-self", 0, 3), AttentionSite("b", "dec-enc", 1, 2))

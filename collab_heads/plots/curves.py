@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from collab_heads.analysis.measures.comparison import balance
-from collab_heads.analysis.plots.canvas import LINES, MARKERS, OKABE_ITO, drawn, new_figure
-from collab_heads.analysis.plots.panels import checked_values
-from collab_heads.analysis.plots.text import label_tokens
 from collab_heads.errors import ArgumentError, NonFiniteError, ShapeError
+from collab_heads.heads.comparison import balance
+from collab_heads.plots.canvas import LINES, MARKERS, OKABE_ITO, drawn, new_figure
+from collab_heads.plots.panels import checked_values
+from collab_heads.plots.token_maps import label_tokens
 from collab_heads.sites.site import ROLES, AttentionSite
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ import pytest
 import torch
 from model_sizes import EXACT64
 
-from collab_heads.analysis import plots
-from collab_heads.analysis.measures.head_history import ALPHAS, HeadHistory, Moment
-from collab_heads.analysis.plots import head_history
-from collab_heads.analysis.plots.head_history import norms
+from collab_heads import plots
 from collab_heads.errors import ArgumentError
+from collab_heads.heads.history import ALPHAS, HeadHistory, Moment
+from collab_heads.plots import history as drawing
+from collab_heads.plots.history import norms
 from collab_heads.sites.site import AttentionSite
 
 pytest.importorskip("matplotlib")
@@ -97,7 +97,7 @@ def test_an_animation_shows_every_step(history, tmp_path, monkeypatch):
     assert len(frames()) == 5 == len(set(frames()))
     before = path.read_bytes()
     assert plots.history_animation(history, path, "confidence", title="ours").read_bytes() == before
-    monkeypatch.setattr(head_history, "FRAMES", 2)
+    monkeypatch.setattr(drawing, "FRAMES", 2)
     plots.history_animation(history, path, "confidence")
     assert len(frames()) == 2 and list(tmp_path.iterdir()) == [path]
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from collab_heads.analysis.plots.canvas import (
+from collab_heads.errors import ShapeError
+from collab_heads.plots.canvas import (
     GREY,
     OKABE_ITO,
     bare,
@@ -22,8 +23,7 @@ from collab_heads.analysis.plots.canvas import (
     short_numbers,
     thinned,
 )
-from collab_heads.analysis.plots.panels import Heads, Panel, Totals, checked_values, panels_of
-from collab_heads.errors import ShapeError
+from collab_heads.plots.panels import Heads, Panel, Totals, checked_values, panels_of
 from collab_heads.sites.site import AttentionSite
 
 if TYPE_CHECKING:

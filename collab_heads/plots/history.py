@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from collab_heads.analysis.measures.head_history import ALPHAS, GATES, HeadHistory
-from collab_heads.analysis.plots.canvas import (
+from collab_heads.errors import ArgumentError
+from collab_heads.files.atomic import write_file
+from collab_heads.heads.history import ALPHAS, GATES, HeadHistory
+from collab_heads.plots.canvas import (
     GREY,
     SEQUENTIAL,
     bare,
@@ -24,10 +26,8 @@ from collab_heads.analysis.plots.canvas import (
     panel_grid,
     thinned,
 )
-from collab_heads.analysis.plots.head_maps import FEW_CELLS, draw_cells, head_panels, legend
-from collab_heads.analysis.plots.panels import Panel, panels_of
-from collab_heads.errors import ArgumentError
-from collab_heads.files.atomic import write_file
+from collab_heads.plots.head_maps import FEW_CELLS, draw_cells, head_panels, legend
+from collab_heads.plots.panels import Panel, panels_of
 from collab_heads.sites.site import ROLES
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from collab_heads.analysis.plots.canvas import GREY, bare, beyond, colour_scale, drawn, new_figure, panel_grid, thinned
-from collab_heads.analysis.plots.head_maps import draw_cells
-from collab_heads.analysis.plots.panels import Heads, checked_values, numbers_of
 from collab_heads.errors import ArgumentError
+from collab_heads.plots.canvas import GREY, bare, beyond, colour_scale, drawn, new_figure, panel_grid, thinned
+from collab_heads.plots.head_maps import draw_cells
+from collab_heads.plots.panels import Heads, checked_values, numbers_of
 from collab_heads.sites.site import ROLES, AttentionSite
 
 if TYPE_CHECKING:
