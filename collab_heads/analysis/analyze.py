@@ -169,7 +169,6 @@ class Analysis:
         self.seconds: dict[str, float] = {}
 
     def report(self) -> HeadReport:
-        """Measure every part and return the report."""
         syntax = None
         if "roles" in self.parts:  # a broken treebank shows before anything is measured
             options = self.options
@@ -190,14 +189,12 @@ class Analysis:
         return self.ablate(report) if "ablation" in self.parts else report
 
     def timed(self, part: str, function: Callable[..., Result], *args: Any, **options: Any) -> Result:
-        """Call a function and record the seconds it takes as those of the part."""
         begin = time.perf_counter()
         result = function(*args, **options)
         self.seconds[part] = time.perf_counter() - begin
         return result
 
     def measure(self, part: Part, function: Callable, batches: Iterable[Mapping], **options: Any) -> None:
-        """Measure a part whose function makes its own passes."""
         self.results[part] = self.timed(part, function, self.model, batches, **options)
 
     def reconstruct(self) -> None:
@@ -212,7 +209,6 @@ class Analysis:
         self.results["reconstruction"] = {path: each.double() for path, each in self.results["reconstruction"].items()}
 
     def contribute(self) -> None:
-        """Measure contributions of this model and of those it is compared with; keep one whole sentence."""
         options = self.options
         sentences = list(self.batches.first(options.contribution_sentences))
         others = named_models(options.compare_with) if options.compare_with else {}
@@ -270,11 +266,9 @@ class Analysis:
             self.notes += self.results["roles"].warnings
 
     def pass_over(self, part: str, batches: Iterable[Mapping], observers: Sequence[Observer], what: str) -> None:
-        """Run the observers over the batches in one timed forward pass."""
         self.timed(part, observe, self.model, batches, observers, exclude=self.excluded, what=what)
 
     def measured(self) -> HeadReport:
-        """Return the report of the results so far."""
         model, states = self.model, CollabConfig.on(self.model).sites
         statistics, contributions = self.results.get("statistics"), self.results.get("contributions")
         tokens = {} if statistics is None else {s.role: statistics.tokens[s.path] for s in self.sites}
@@ -305,7 +299,6 @@ class Analysis:
         )
 
     def ablate(self, report: HeadReport) -> HeadReport:
-        """Return the report with the ablation and a curve for every measure of importance."""
         options = self.options
         evaluate = options.evaluate or (lambda model: mean_loss(model, self.batches))
         ablation = self.timed(
@@ -320,7 +313,6 @@ class Analysis:
         return replace(report, curves=self.timed("curves", self.curves, report, evaluate))
 
     def curves(self, report: HeadReport, evaluate: Evaluate) -> dict[str, list[tuple[int, float]]]:
-        """Return measure of importance -> (heads kept, metric)."""
         metric = self.options.metric
         scores = {name: each for name, each in report.scores().items() if name in (*IMPORTANCE, "leave_one_out")}
         with progress_bar(scores.items(), desc="removing heads") as ranked:

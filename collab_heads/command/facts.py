@@ -180,7 +180,6 @@ class ModelFacts(Report):
         return f"{heads}, {totals['parameters']:,} parameters of attention ({share:.0%} of {self.parameters:,}){cache}"
 
     def about_blocks(self) -> list[str]:
-        """Return the table of the feed-forward blocks, if there are any."""
         if not self.blocks:
             return []
         columns: dict[str, Cell] = {
@@ -195,5 +194,4 @@ class ModelFacts(Report):
 
 
 def of_before(now: int | str, before: int | str, what: str = "") -> str:
-    """Return a number, and the number before where that was another."""
     return f"{now}{what}" if now == before else f"{now}{what} of {before}"

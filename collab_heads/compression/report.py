@@ -139,7 +139,6 @@ class CompressReport(Report):
 
 
 def columns_of(sites: Sequence[CompressedSite]) -> dict[str, Cell]:
-    """Return the columns of the table of sites that have the same parts; only attention has a cache."""
     has_cache = any(site.cache_before for site in sites)
     return {
         "site": "{.path}",

@@ -225,5 +225,4 @@ class FoldReport(Report):
 
 
 def listed(heads: Sequence[int]) -> str:
-    """Return head numbers as text, or "none"."""
     return " ".join(map(str, heads)) or "none"

@@ -185,7 +185,6 @@ def thinned(numbers: Sequence[int], most: int) -> list[int]:
 
 
 def bare(axes: Axes) -> None:
-    """Remove the frame and the tick marks; the labels stay."""
     axes.spines[:].set_visible(False)
     axes.tick_params(which="both", length=0)
 
@@ -242,7 +241,6 @@ def save_figure(figure: Figure, path: str | Path) -> tuple[Path, Path]:
 
 
 def check_path(path: str | Path) -> Path:
-    """Return the path; raise ArgumentError if it has the suffix of a picture."""
     path = Path(path)
     if path.suffix.lower() in (".png", ".svg"):
         raise ArgumentError(f"a figure is saved as PNG and as SVG: give {str(path)!r} without {path.suffix!r}")

@@ -74,7 +74,6 @@ def quality_curves(
 
 
 def check_points(curves: Mapping[str, Sequence[tuple[int, float]]], original: float | None, total: int) -> None:
-    """Raise an error unless every point is a number of heads and a finite quality."""
     if original is not None and not math.isfinite(original):
         raise NonFiniteError(f"the quality of all heads is {original}: pass None if it is not known")
     for name, points in curves.items():
@@ -261,13 +260,11 @@ def importance_distributions(
 
 
 def balance_text(layers: Sequence[Tensor]) -> str:
-    """Return the balance within layers, for a title."""
     number = balance(layers)
     return "one head a layer" if number is None else f"balance {number:.2f}"
 
 
 def legend_of(names: Sequence[str], relative: bool) -> list:
-    """Return legend entries that explain the lines."""
     from matplotlib.lines import Line2D
 
     text = "all heads alike" if relative else "mean"

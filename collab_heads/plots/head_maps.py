@@ -209,13 +209,11 @@ def legend(figure: Figure, panels: Sequence[Panel], handles: Sequence[Patch] = (
 
 
 def names_of(kind: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the roles of a head; `NONE` if it has none."""
     names = (kind,) if isinstance(kind, str) else tuple(kind)
     return tuple(name for name in names if name) or (NONE,)
 
 
 def kind_styles(names: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Return name -> (colour, letter), for the known roles and for the other names, in their order."""
     styles = dict(KINDS)
     for name in dict.fromkeys(names):
         if name not in styles:
@@ -227,7 +225,6 @@ def kind_styles(names: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def check_marks(values: Mapping[str, Sized], marks: Mapping[str, Sequence], what: str) -> None:
-    """Raise ShapeError unless there is one mark per head."""
     for path, of_site in marks.items():
         if path not in values or len(of_site) != len(values[path]):
             count = len(values[path]) if path in values else 0

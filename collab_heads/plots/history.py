@@ -190,7 +190,6 @@ def step_edges(steps: Sequence[int]) -> np.ndarray:
 
 
 def beginnings(history: HeadHistory) -> list[int]:
-    """Return the steps at which another training of the run began."""
     pairs = zip(history.moments, history.moments[1:], strict=False)
     return [later.step for earlier, later in pairs if later.stage != earlier.stage]
 
@@ -215,7 +214,6 @@ def recorded_of_heads(history: HeadHistory, measure: str) -> list[int]:
 
 
 def panels_with(history: HeadHistory, measure: str) -> list[Panel]:
-    """Return the panels of the sites that have a measure, with the heads of the beginning."""
     paths = [path for path in history.heads if path in history.values[measure]]
     return panels_of(history.sites, paths, {path: history.heads[path] for path in paths})
 
@@ -246,7 +244,6 @@ def history_animation(
 
 
 def history_gif(history: HeadHistory, measure: str, title: str | None = None) -> bytes:
-    """Return the GIF that `history_animation` writes."""
     where = recorded_of_heads(history, measure)
     where = [where[i] for i in sorted({round(i) for i in np.linspace(0, len(where) - 1, FRAMES)})]
     panels, rows = panels_with(history, measure), history.values[measure]

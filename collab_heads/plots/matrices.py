@@ -124,5 +124,4 @@ def alpha_maps(
 
 
 def filled(sites: Sequence[AttentionSite], per_row: int) -> list[AttentionSite | None]:
-    """Return the sites, and None for the empty places of the last row."""
     return [*sites, *[None] * (-len(sites) % per_row)]

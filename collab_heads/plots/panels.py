@@ -33,7 +33,6 @@ class Row:
 
     @property
     def removed(self) -> list[int]:
-        """Original numbers of the removed heads."""
         return [number for number in range(self.total) if number not in self.numbers]
 
 
@@ -126,7 +125,6 @@ def panels_of(
 
 
 def numbers_of(site: AttentionSite, heads: Heads | None) -> tuple[int, ...]:
-    """Return the original numbers of the heads of a site, checked."""
     if heads is None or site.path not in heads:
         return tuple(range(site.num_heads))
     numbers = tuple(int(number) for number in heads[site.path])

@@ -206,7 +206,6 @@ def fonts_for(characters: str) -> tuple[tuple[str, ...], frozenset[str]]:
 
 @functools.cache
 def covered(file: str) -> frozenset[int]:
-    """Return the code points of a font's characters; none if matplotlib cannot draw it."""
     from matplotlib.ft2font import FT2Font
 
     try:

@@ -93,8 +93,6 @@ def without_heads(model: PreTrainedModel, heads: Mapping) -> Iterator[None]:
 
 
 def silencer(alive: Tensor) -> Callable[[nn.Module, tuple], tuple]:
-    """Return a hook that sets the outputs of the heads that are not alive ([H] bool) to zero."""
-
     def hook(module: nn.Module, inputs: tuple) -> tuple:
         heads = inputs[0].unflatten(-1, (len(alive), -1))
         return (heads.masked_fill(~alive.to(heads.device)[:, None], 0.0).flatten(-2), *inputs[1:])

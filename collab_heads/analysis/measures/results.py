@@ -226,12 +226,10 @@ def cell(form: Callable[[Tensor], str], values: Mapping[str, Tensor], site: Atte
 
 
 def spread(values: Tensor) -> str:
-    """Format the mean and the range over heads for a table."""
     return f"{values.mean():.3f} ({values.min():.3f} to {values.max():.3f})"
 
 
 def pair_mean(matrix: Tensor) -> str:
-    """Format the mean over pairs of different heads for a table."""
     heads = len(matrix)
     return f"{float((matrix.sum() - matrix.trace()) / (heads * (heads - 1))):.3f}" if heads > 1 else "-"
 

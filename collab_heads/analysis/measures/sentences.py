@@ -60,12 +60,10 @@ class Sentences:
 
 
 def rows(batch: Mapping) -> int:
-    """Return the number of sentences in a batch."""
     return max((len(v) for v in batch.values() if isinstance(v, Tensor) and v.ndim), default=0)
 
 
 def is_per_row(value: object, size: int) -> bool:
-    """Return True if a value of a batch has one entry per sentence."""
     return isinstance(value, Tensor) and value.ndim > 0 and len(value) == size
 
 
@@ -146,7 +144,6 @@ class AttentionExamples(Observer):
         self.seen = {}
 
     def see_weights(self, site: AttentionSite, attention: Attention, batch: Batch) -> None:
-        """Keep the weights of the chosen sentences of the batch."""
         weights = attention.weights
         masks = batch.unpadded_queries(site), batch.keys(site)
         for place in self.chosen:
@@ -173,5 +170,4 @@ class AttentionExamples(Observer):
 
 
 def where(mask: Tensor | None, row: int, length: int) -> Tensor:
-    """Return the positions of a row that are not padding."""
     return torch.arange(length) if mask is None else mask[row].nonzero().flatten().cpu()

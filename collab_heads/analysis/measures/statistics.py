@@ -55,12 +55,10 @@ def first_and_later(site: AttentionSite, attention: Attention, batch: Batch) -> 
 
 
 def confidence(site: AttentionSite, attention: Attention, batch: Batch) -> Tensor:
-    """Return the largest weight of every query token: [N, H]."""
     return batch.counted(site, attention.largest[0].mT)
 
 
 def entropy(site: AttentionSite, attention: Attention, batch: Batch) -> Tensor:
-    """Return the entropy of the weights of every query token, in nats: [N, H]."""
     return batch.counted(site, torch.special.entr(attention.weights).sum(-1).mT)
 
 
@@ -111,12 +109,10 @@ class RunningMean:
         self.count, self.total = 0, torch.zeros((), dtype=torch.float64)
 
     def add(self, values: Tensor) -> None:
-        """Add values: [N, ...]."""
         self.count += len(values)
         self.total = self.total.to(values.device) + values.sum(0)
 
     def mean(self) -> Tensor:
-        """Return the mean: [...], on the CPU."""
         return (self.total / self.count).cpu()
 
 
@@ -228,14 +224,12 @@ def head_statistics(
 
 
 def has(site: AttentionSite, measure: str) -> bool:
-    """Return True if a measure is defined for a site."""
     return measure != "first_token" or site.role != "dec-enc"
 
 
 def check_means(
     means: Mapping[tuple[str, str], RunningMean], tokens: Mapping[str, int], excluded: tuple[int, ...]
 ) -> None:
-    """Raise CalibrationError for a site without counted tokens, NonFiniteError for one with NaN or inf."""
     for (path, measure), mean in means.items():
         if not tokens[path]:
             raise CalibrationError(

@@ -113,7 +113,6 @@ def layer_norm(module: nn.LayerNorm, x: Tensor, y: Tensor) -> Tensor:
 
 
 def constant(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Apply the rule of modules that only weigh something else."""
     return y.detach()
 
 
@@ -205,8 +204,6 @@ def score_projections(site: OpenSite) -> Sequence[nn.Module | FusedPart]:
 
 
 def hook_of(rule: Rule):
-    """Return a forward hook that gives the module's output another graph."""
-
     def hook(module: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
         return rule(module, inputs[0], output)
 
@@ -243,7 +240,6 @@ def explain_batches(
 
 
 def run(model: PreTrainedModel, adapter: AttentionAdapter, inputs: Mapping, index: int) -> ModelOutput:
-    """Run a forward pass with a conservative graph; an error of the model becomes a CalibrationError."""
     with conservative(model), naming_batch(model, index, inputs):
         return model(**{**inputs, "return_dict": True})
 

@@ -299,5 +299,4 @@ def divergence(last: TokenContributions, other: TokenContributions) -> float:
 
 
 def with_error(mean: float, error: float, sign: bool = False) -> str:
-    """Format a mean and its standard error for a table."""
     return f"{mean:{'+' if sign else ''}.3f}" + ("" if none_for_nan(error) is None else f" \u00b1 {error:.3f}")

@@ -253,5 +253,4 @@ class TokenContributions(Report):
 
 
 def none_for_nan(number: float) -> float | None:
-    """Return None for NaN, which JSON does not have, else the number."""
     return None if torch.tensor(number).isnan() else number

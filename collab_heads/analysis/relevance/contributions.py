@@ -103,13 +103,11 @@ def sentences_of(portion: Portion, exclude: tuple[int, ...], keep_relevance: boo
 
 
 def first_choices(outputs: ModelOutput) -> Tensor | None:
-    """Return the ids of the largest logits, [B, T]; None for a model without logits."""
     logits = getattr(outputs, "logits", None)
     return None if logits is None or logits.ndim != 3 else logits.argmax(-1).cpu()
 
 
 def known_ids(ids: Tensor) -> tuple[int, ...]:
-    """Return the ids of tokens as a tuple, which is empty if one of them is unknown."""
     return tuple(ids.tolist()) if len(ids) and bool((ids >= 0).all()) else ()
 
 
@@ -242,7 +240,6 @@ class RowOrder:
             yield {name: value for name, value in portion.items() if name != ROW}
 
     def places(self, count: int) -> list[tuple[int, int]]:
-        """Return batch and row of every sentence of the current portion."""
         return [(self.batch, row) for row in (range(count) if self.rows is None else self.rows)]
 
 

@@ -86,7 +86,6 @@ class RunningRelevance:
         self.shares = self.signed = torch.zeros((), dtype=torch.float64)
 
     def add(self, relevance: Tensor) -> None:
-        """Add the sentences of a batch: [B, H]."""
         sizes = relevance.abs()
         whole = sizes.sum(-1, keepdim=True).clamp(min=torch.finfo(sizes.dtype).tiny)  # all are 0: no shares
         self.count += len(relevance)
@@ -204,7 +203,6 @@ def check_sums(
     sites: list[AttentionSite],
     sums: Mapping[str, RunningRelevance],
 ) -> None:
-    """Raise CalibrationError for a site that was not reached, NonFiniteError for one with NaN or inf."""
     for path, running in sums.items():
         if not running.count:
             raise CalibrationError(f"{path} was not reached by any batch")

@@ -103,8 +103,6 @@ class Changed:
 
 
 def own_of(model: PreTrainedModel, num_beams: int, alone: bool) -> Change:
-    """Return a change that gives batches the prefixes that the model generates."""
-
     def own(batch: Mapping) -> Mapping:
         with evaluating(model):
             if alone:

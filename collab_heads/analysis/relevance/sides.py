@@ -116,7 +116,6 @@ class Sides(ABC):
     roles: ClassVar[Mapping[str, str]]
 
     def in_batch(self, inputs: Mapping) -> bool:
-        """Return True if a batch has both sides."""
         return True
 
     def explained(
@@ -173,7 +172,6 @@ class PromptAndContinuation(Sides):
         return bool(self.has_prompt(inputs, labels).any() and (labels != IGNORED).any())
 
     def has_prompt(self, inputs: Mapping, labels: Tensor) -> Tensor:
-        """Return which sentences have a prompt: [B] bool."""
         prompt, mask = labels == IGNORED, inputs.get("attention_mask")
         return (prompt if mask is None else prompt & mask.bool()).any(1)
 

@@ -42,7 +42,6 @@ def summary(report: HeadMeasurements) -> Table:
 
 
 def mean_of(values: Sequence[Tensor]) -> str:
-    """Format the mean over the heads of some sites for a table; empty without values."""
     return f"{float(torch.cat([*values]).double().mean()):.3f}" if values else ""
 
 
@@ -55,12 +54,10 @@ def summary_text(report: HeadMeasurements) -> str:
 
 
 def full_text(report: HeadMeasurements) -> str:
-    """Return the summary and a row per head."""
     return f"{summary_text(report)}\n\n{text_table(*report.rows(), '')}"
 
 
 def roles_text(report: HeadMeasurements) -> list[str]:
-    """Return a line on how many heads have a role; a head may have several."""
     if report.roles is None:
         return []
     every = [labels for of_site in report.roles.labels.values() for labels in of_site]
@@ -70,7 +67,6 @@ def roles_text(report: HeadMeasurements) -> list[str]:
 
 
 def removal_text(report: HeadMeasurements) -> list[str]:
-    """Return lines on the heads that can go, and what the layers lose without them."""
     cheap = cheapest(report)
     if cheap is None or not cheap.heads:
         return []

@@ -63,7 +63,6 @@ class Section:
 
 @cache
 def part(name: str) -> str:
-    """Return the text of a file of the page."""
     return (FOLDER / name).read_text(encoding="utf-8")
 
 
@@ -104,7 +103,6 @@ def page(
 
 
 def section_html(name: str, section: Section) -> str:
-    """Return a section as HTML: heading, legend, other content, table, pictures."""
     parts = [f'<section id="{name}">', f"<h2>{escape(section.title)}</h2>"]
     if section.legend:
         parts.append(f"<p>{escape(section.legend)}</p>")
@@ -144,7 +142,6 @@ def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], label: str 
 
 
 def is_number(cell: str) -> bool:
-    """Return True if a cell is a number, a percentage or empty."""
     try:
         return not cell or float(cell.replace(",", "").removesuffix("%")) is not None
     except ValueError:

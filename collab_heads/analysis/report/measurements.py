@@ -129,7 +129,6 @@ class HeadMeasurements(Report):
         return header + (["what it does"] if self.roles else []), rows
 
     def described(self) -> list[str]:
-        """Return sentences on what was measured, and on which data."""
         tokens = ", ".join(f"{count:,} of {role}" for role, count in self.data["query_tokens"].items())
         lines = [f"{self.model} ({self.model_type}): {sum(site.num_heads for site in self.sites)} heads"]
         lines[0] += f" of {sum(self.totals.values())}" if sum(self.totals.values()) > len(self.rows()[1]) else ""

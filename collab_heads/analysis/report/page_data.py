@@ -96,7 +96,6 @@ LEGENDS = {
 
 
 def measure_title(name: str) -> str:
-    """Return the title of a measure's map."""
     return MAPS.get(name) or TITLES[SECTIONS.get(name, name)]
 
 
@@ -141,7 +140,6 @@ def sentence_data(
 
 
 def weights_in(example: AttentionExample, sites: Sequence[AttentionSite], longest: int) -> int:
-    """Return the number of weights of all heads, with at most `longest` tokens a side."""
     shapes = (example.weights[site.path].shape for site in sites)
     return sum(heads * min(queries, longest) * min(keys, longest) for heads, queries, keys in shapes)
 
@@ -167,7 +165,6 @@ class Head:
 
 
 def heads_of(report: HeadMeasurements) -> list[Head]:
-    """Return all heads, in the order of the page's table."""
     return [Head(site, number, index) for site in report.sites for index, number in enumerate(report.heads[site.path])]
 
 
@@ -203,7 +200,6 @@ def page_data(report: HeadMeasurements) -> dict[str, Any]:
 
 
 def group_order(name: str) -> tuple[int, str]:
-    """Return the sort key of a group's name: groups are in the order of the roles."""
     return ROLES.index(next(role for role in ROLES if name.startswith(role))), name
 
 
@@ -272,7 +268,6 @@ def shown(token: str) -> str:
 
 
 def rounded(value: Tensor | float) -> float:
-    """Round a number to as many digits as can be seen."""
     return float(f"{float(value):.{DIGITS}g}")
 
 

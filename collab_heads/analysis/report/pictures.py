@@ -65,7 +65,6 @@ def pictures_in(report: HeadMeasurements) -> list[Picture]:
 
 
 def contributions_of(report: HeadMeasurements, contributions: TokenContributions) -> list[Picture]:
-    """Return the pictures of contributions: over a sentence, over several models, and of one whole sentence."""
     pictures, compared = [], report.compared_contributions
     draw = partial((compared or contributions).plot, PARTS)
     alt = f"Contributions over a sentence: {contributions.summary()}"
@@ -84,7 +83,6 @@ def contributions_of(report: HeadMeasurements, contributions: TokenContributions
 
 
 def attention_of(report: HeadMeasurements) -> list[Picture]:
-    """Return a picture per site of where all heads look in the sentence of median length."""
     pictures = []
     for example in report.examples[(len(report.examples) - 1) // 2 :][:1]:
         for site in report.sites:
@@ -157,21 +155,18 @@ def matrices_of(report: HeadMeasurements) -> list[Picture]:
 
 
 def quality(report: HeadMeasurements, ablation: Ablation) -> "Figure":
-    """Draw quality against heads kept, a curve per measure."""
     total = sum(site.num_heads for site in report.sites)
     curves = {name.replace("_", " "): points for name, points in report.curves.items()}
     return plots.quality_curves(curves, original=ablation.original, metric=ablation.metric, total=total)
 
 
 def quality_in_words(report: HeadMeasurements, ablation: Ablation) -> str:
-    """Describe the curves of `quality`."""
     ends = [(name.replace("_", " "), min(points)) for name, points in report.curves.items()]
     worst = ", ".join(f"{value:.4g} with {kept} heads by {name}" for name, (kept, value) in ends)
     return f"The {ablation.metric} against heads kept, by measure: {ablation.original:.4g} with all heads, {worst}"
 
 
 def balances(report: HeadMeasurements, scores: Scores) -> str:
-    """Describe how evenly a measure is spread over the heads of a layer, by role."""
     said = []
     for role in dict.fromkeys(site.role for site in report.sites):
         number = balance(scores[site.path] for site in report.sites if site.role == role)

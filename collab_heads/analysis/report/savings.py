@@ -44,7 +44,6 @@ class Cheap:
 
     @property
     def said(self) -> str:
-        """Return what the layers lose, in words."""
         return f"without them, W_O refitted, a layer loses {max(self.lost().values()):.1%} of its output at most"
 
 
@@ -83,7 +82,6 @@ def fewer_heads(report: HeadMeasurements) -> list[tuple[int, float, float]]:
 
 
 def most_alike(report: HeadMeasurements) -> list[tuple[Head, Head, float]]:
-    """Return the pairs of heads of a layer with the most similar outputs, and their cosines."""
     cosines = {} if report.statistics is None else report.statistics.cosine
     pairs = [
         (one, other, float(cosines[one.site.path][one.index, other.index]))
@@ -110,7 +108,6 @@ def kept_heads(report: HeadMeasurements) -> tuple[str, list[tuple[int, float]]] 
 
 
 def predicted(plan: CompressionPlan) -> tuple[str, list[tuple[float, float]]]:
-    """Return what a plan's budgets are of, and (budget, predicted error) for some budgets."""
     curve = plan.curve()
     nearest = {budget: min(curve, key=lambda point: abs(point[0] - budget)) for budget in BUDGETS}
     # a curve of 64 points has one nearby, unless the budget is below the smallest possible one
@@ -132,7 +129,6 @@ WITHOUT_PLAN = (
 
 
 def savings_html(report: HeadMeasurements, plan: CompressionPlan | None = None) -> str:
-    """Return HTML on cheap heads, similar heads, the price of budgets, and the commands to run."""
     parts = [each for each in (cheap_html(report), alike_html(report), price_html(report, plan)) if each]
     return f'<div class="savings">{"".join(f"<div>{part}</div>" for part in parts)}</div>'
 
@@ -158,7 +154,6 @@ def cheap_html(report: HeadMeasurements) -> str:
 
 
 def alike_html(report: HeadMeasurements) -> str:
-    """Return HTML on the pairs of heads with the most similar outputs; empty if there are none."""
     pairs = most_alike(report)
     if not pairs:
         return ""
@@ -196,12 +191,10 @@ def price_html(report: HeadMeasurements, plan: CompressionPlan | None) -> str:
 
 
 def link(report: HeadMeasurements, head: Head, text: str) -> str:
-    """Return a link that opens a head."""
     return f'<a href="#{anchor(report, head)}" data-head="{heads_of(report).index(head)}">{escape(text)}</a>'
 
 
 def paragraph(text: str) -> str:
-    """Return plain text as a paragraph."""
     return f"<p>{escape(text)}</p>"
 
 
@@ -211,5 +204,4 @@ def listed(items: Sequence[str]) -> str:
 
 
 def code(lines: Sequence[str]) -> str:
-    """Return lines to copy."""
     return f'<pre tabindex="0"><code>{escape(chr(10).join(lines))}</code></pre>'

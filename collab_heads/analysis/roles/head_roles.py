@@ -187,12 +187,10 @@ def excluded_queries(
 
 
 def no_tokens(model: PreTrainedModel) -> str:
-    """Describe what a model reads, for errors about one that does not read texts alone."""
     return f"this {type(model).__name__} reads {' and '.join(modalities(model))}"
 
 
 def special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> set[int]:
-    """Return the special ids of the config and the tokenizer, without that of unknown words."""
     config = model.config.get_text_config()
     ids = {getattr(config, f"{name}_token_id", None) for name in SPECIAL} | set(end_tokens(model))
     if tokenizer is not None:

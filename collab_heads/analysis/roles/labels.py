@@ -143,7 +143,6 @@ def judge_position(numbers: PositionalNumbers | None, head: int, thresholds: Rol
 
 
 def judge_rarity(numbers: RareNumbers | None, head: int, thresholds: RoleThresholds) -> Iterator[Judged]:
-    """Yield the label "rare tokens" or nothing."""
     if numbers is None or numbers.rarest[head] < thresholds.rare_tokens:
         return
     least, most = thresholds.samples.sentences, thresholds.samples.chance * thresholds.rare_tokens

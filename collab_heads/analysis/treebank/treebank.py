@@ -40,7 +40,6 @@ class Aligned:
 
     @property
     def num_units(self) -> int:
-        """The number of units, U."""
         return len(set(self.word_units))
 
 
@@ -140,7 +139,6 @@ def bare_forms(piece: str) -> Iterator[str]:
 
 
 def fold(text: str) -> str:
-    """Normalize text for comparison: decomposed, without case, accents and spaces."""
     decomposed = unicodedata.normalize("NFKD", text).casefold()
     return "".join(char for char in decomposed if unicodedata.category(char) not in DROPPED)
 
@@ -248,7 +246,6 @@ def longest_input(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, highest: int) -> None:
-    """Raise ArgumentError if the tokenizer gives ids that the model does not have."""
     known = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
     if highest >= known:
         raise ArgumentError(
