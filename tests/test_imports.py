@@ -276,7 +276,7 @@ WRONG = (
     ("model.transformers_hooks", "from collab_heads.demo.glue_demo import main"),
     ("heads.gating", "from collab_heads.heads.penalty import parts"),
     ("heads.prune", "from collab_heads import adapters"),
-    ("heads.selection", "from collab_heads.analysis.measures.head_scores import map_scores"),
+    ("heads.selection", "from collab_heads.analysis.measures.head_scores import head_scores"),
     ("analysis.measures.head_scores", "from collab_heads.analysis.report.html import page"),
     ("command.flags.heads", "from collab_heads.training.runs.run import Run"),
 )

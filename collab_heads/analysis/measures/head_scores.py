@@ -100,16 +100,12 @@ class MapScores(Observer):
     """An observer that averages a measure of maps over sentences.
 
     Args:
-        measure: the name of the measure.
-
-    Raises:
-        ArgumentError: on an unknown measure.
+        measure: one of `OF_MAPS`.
     """
 
     weights = True
 
     def __init__(self, measure: str):
-        check_choice("measure of maps", measure, OF_MAPS)
         self.measure = measure
 
     def begin(self, sites: Sequence[AttentionSite]) -> None:
@@ -162,36 +158,6 @@ def maps_of(site: AttentionSite, weights: Tensor, batch: Batch) -> Maps:
     return Maps(weights, *masks)
 
 
-def map_scores(
-    model: PreTrainedModel,
-    batches: Iterable[Mapping],
-    measure: str,
-) -> dict[str, Tensor]:
-    """Measure every head on its attention maps, in one pass; memory does not grow with the number of batches.
-
-    Args:
-        model: a supported transformers model; it runs in evaluation mode without gradients and is left as it was.
-        batches: input dicts as the model takes them, read once.
-        measure: "map_distance": the mean Euclidean distance from the head's map to those of the other heads of its site
-            (called "pairwise" in the source, which sums over heads). "base": the largest weight of the map; in causal
-            attention it is always 1 and ranks nothing. "wasserstein": the distance of the values of its weights from
-            equal ones. Each is a mean over sentences.
-
-    Returns:
-        path -> [H], float64, of every site that has heads.
-
-    Raises:
-        ArgumentError: on an unknown measure.
-        CalibrationError: if there are no batches, the model cannot take one (the message holds its index), a mask does
-            not fit, or no sentence counted at a site.
-        NonFiniteError: if a score is NaN or inf; the message names the first such site.
-        UnsupportedModelError: if the model is wrapped, or gives no attention weights.
-    """
-    scores = MapScores(measure)
-    observe(model, batches, [scores], exclude=())  # the source knows no ids that do not count
-    return scores.results()
-
-
 # metric -> measure of `head_statistics`
 OF_TOKENS: dict[str, Measure] = {"confidence": "confidence", "output_distance": "l2"}
 SAME: dict[str, str] = {"l2": "output_distance", "pairwise": "map_distance"}  # other names of metrics
@@ -211,9 +177,10 @@ def head_scores(
         batches: input dicts as the model takes them, read once.
         metrics: "confidence": the mean over query tokens t of max_s A[t, s], the largest attention weight.
             "output_distance" (or "l2"): the mean of ‖z_h - z_j‖ over query tokens and the other heads of the site,
-            where z are the outputs. The others are means over sentences, see `map_scores`: "map_distance" (or
-            "pairwise"), ‖A_h - A_j‖ of whole attention maps; "base", max_ts A[t, s]; "wasserstein", the distance of a
-            query's weights from equal ones.
+            where z are the outputs. The others are means over sentences: "map_distance" (or "pairwise"), the mean of
+            ‖A_h - A_j‖ over the other heads of the site (the source sums over them), of whole attention maps; "base",
+            max_ts A[t, s], which is always 1 in causal attention; "wasserstein", the distance of a query's weights from
+            equal ones.
         exclude: ids of tokens that do not count, as `head_statistics` takes them; maps are measured whole.
 
     Returns:
@@ -221,7 +188,9 @@ def head_scores(
 
     Raises:
         ArgumentError: on an unknown metric.
-        CollabHeadsError: all errors of `head_statistics` and `map_scores`.
+        CalibrationError: if no sentence counted at a site, and as `head_statistics` for the batches.
+        NonFiniteError: if a score is NaN or inf; the message names the first such site.
+        UnsupportedModelError: if the model is wrapped, or gives no attention weights.
 
     Source: Azov and Landau 2020 (MHR-NLP-Transformers); confidence: Voita et al. 2019, arXiv:1905.09418.
     """
