@@ -6,9 +6,8 @@ Animations are written to a file.
 
 from collab_heads.plots.canvas import check_matplotlib, save_figure
 from collab_heads.plots.curves import budget_curve, importance_distributions, quality_curves, source_share
-from collab_heads.plots.head_maps import head_map, role_map
+from collab_heads.plots.head_maps import alpha_maps, head_map, matrix_maps, role_map
 from collab_heads.plots.history import history_animation, history_curves, history_strip
-from collab_heads.plots.matrices import alpha_maps, matrix_maps
 from collab_heads.plots.token_maps import attention_map, contribution_map
 
 __all__ = [
