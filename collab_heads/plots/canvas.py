@@ -47,9 +47,6 @@ def colour_scale(
         lowest: the lower end of the scale; None for the smallest value.
         highest: the upper end; None for the largest value.
         centre: the middle of a diverging scale; None for 0 if the scale has both signs.
-
-    Raises:
-        ArgumentError: if an end or the centre is not finite, or the ends are in the wrong order.
     """
     import matplotlib
     from matplotlib.colors import Normalize
@@ -125,11 +122,7 @@ def check_matplotlib() -> None:
 
 @contextmanager
 def our_style(more: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Draw in our style, with more settings; the user's settings are restored afterwards.
-
-    Raises:
-        MissingPackageError: if matplotlib is not installed.
-    """
+    """Draw in our style, with more settings; the user's settings are restored afterwards."""
     check_matplotlib()
     import matplotlib.style
 

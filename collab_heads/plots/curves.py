@@ -277,14 +277,7 @@ def legend_of(names: Sequence[str], relative: bool) -> list:
 def ranking(
     sites: Sequence[AttentionSite], values: Mapping[str, Tensor], role: str, relative: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the importance of the heads of a role, most important first, and their layers; [n] each.
-
-    Args:
-        sites: the sites of the model.
-        values: path -> [H].
-        role: the role of the heads.
-        relative: whether to use units of the mean of the layer.
-    """
+    """Return the importance of the heads of a role, most important first, and their layers; [n] each."""
     shown = [site for site in sites if site.role == role and site.path in values]
     if not shown:
         return np.zeros(0), np.zeros(0)

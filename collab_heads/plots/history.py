@@ -195,11 +195,7 @@ def beginnings(history: HeadHistory) -> list[int]:
 
 
 def recorded(history: HeadHistory, measure: str) -> list[int]:
-    """Return the indices of the moments that have a measure.
-
-    Raises:
-        ArgumentError: if there are none.
-    """
+    """Return the indices of the moments that have a measure."""
     if not (where := history.where(measure)):
         known = ", ".join(history.values) or "nothing"
         raise ArgumentError(f"this history of heads has no {measure!r} at any step; it has {known}")

@@ -97,11 +97,7 @@ OF_MAPS: dict[str, Callable[[Maps], tuple[Tensor, Tensor]]] = {
 
 
 class MapScores(Observer):
-    """An observer that averages a measure of maps over sentences.
-
-    Args:
-        measure: one of `OF_MAPS`.
-    """
+    """An observer that averages a measure of maps over sentences."""
 
     weights = True
 
@@ -119,10 +115,6 @@ class MapScores(Observer):
         """Return path -> [H], float64 on the CPU.
 
         For "map_distance" it is the mean over the other heads of the site, and 0 for a lone head.
-
-        Raises:
-            CalibrationError: if no sentence counted at a site.
-            NonFiniteError: if a score is NaN or inf; the message names the first such site.
         """
         scores = {}
         for path, mean in self.means.items():
@@ -138,11 +130,7 @@ class MapScores(Observer):
 
 
 def maps_of(site: AttentionSite, weights: Tensor, batch: Batch) -> Maps:
-    """Return the maps of a batch.
-
-    Raises:
-        CalibrationError: if a mask of the batch does not fit; the message holds both shapes.
-    """
+    """Return the maps of a batch."""
     queries = batch.every_query(site)  # a decoder is padded where there are no labels: its keys have no other mask
     keys = batch.keys(site) if site.role == "dec-enc" else queries
     masks = []

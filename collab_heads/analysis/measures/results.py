@@ -25,13 +25,7 @@ VERSION = 1
 
 
 def write_statistics(folder: Path, tensors: Mapping[str, Tensor], description: Mapping) -> None:
-    """Write both files, each whole or not at all; the JSON file comes last and marks them complete.
-
-    Args:
-        folder: created if it does not exist; other files in it stay.
-        tensors: name -> tensor.
-        description: JSON object to store.
-    """
+    """Write both files, each whole or not at all; the JSON file comes last and marks them complete."""
     content = save({name: each.contiguous() for name, each in tensors.items()})
     with alone_in(folder):
         new = write_file(folder / f"{TENSORS}.new", content)  # what is most likely to fail comes before any change
@@ -45,9 +39,6 @@ def read_statistics(folder: Path) -> tuple[dict[str, Tensor], dict]:
 
     Returns:
         The tensors by name, and the description.
-
-    Raises:
-        DataError: if a file is missing, damaged or of another version; the message names it.
     """
     description = read_document(folder / DESCRIPTION, VERSION, "description of head statistics", dict)
     path = folder / TENSORS

@@ -24,9 +24,6 @@ class Sentences:
 
     Attributes:
         count: number of sentences in the last complete reading; 0 before.
-
-    Raises:
-        ArgumentError: on an iterator, which can be read only once.
     """
 
     def __init__(self, batches: Iterable[Mapping]):
@@ -74,11 +71,6 @@ def typical_sentences(model: PreTrainedModel, batches: Iterable[Mapping], number
     """Choose sentences of typical lengths: the median for one, the quartiles for three, and so on.
 
     The model does not run. For encoder-decoders, lengths are those of the source.
-
-    Args:
-        model: the model whose inputs they are.
-        batches: input dicts as the model takes them, read once.
-        number: number of sentences; all are chosen if there are no more.
 
     Returns:
         The places of the sentences, the shortest first.

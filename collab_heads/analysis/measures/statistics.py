@@ -36,11 +36,6 @@ def first_token(site: AttentionSite, attention: Attention, batch: Batch) -> Tens
 def first_and_later(site: AttentionSite, attention: Attention, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return where the sequences of a batch begin, and which of their tokens come later.
 
-    Args:
-        site: a site of self-attention.
-        attention: its weights.
-        batch: the current batch.
-
     Returns:
         The index of the first token that is not padding, [B], and whether a token comes after it, [B, T] bool.
     """
@@ -117,14 +112,7 @@ class RunningMean:
 
 
 class Statistics(Observer):
-    """An observer that averages measures over query tokens.
-
-    Args:
-        measures: names of the measures.
-
-    Raises:
-        ArgumentError: on an unknown measure, or none.
-    """
+    """An observer that averages measures over query tokens."""
 
     def __init__(self, measures: Measure | Iterable[Measure] = MEASURES):
         self.measures = check_measures(measures)
@@ -147,12 +135,7 @@ class Statistics(Observer):
             self.means[site.path, measure].add(OF_OUTPUTS[measure](counted))
 
     def results(self, model: PreTrainedModel, adapter: AttentionAdapter, excluded: tuple[int, ...]) -> HeadStatistics:
-        """Return the statistics.
-
-        Raises:
-            CalibrationError: if no token counted at a site.
-            NonFiniteError: if a statistic is NaN or inf; the message names the first such site.
-        """
+        """Return the statistics."""
         sites = self.sites
         tokens = {site.path: 0 for site in sites}
         for (path, _), mean in self.means.items():

@@ -227,9 +227,6 @@ def explain_batches(
         see: called with the inputs, on the model's device, and the model's outputs; it takes the gradients.
         what: the label of the progress bar.
         cut: batch -> the portions of it to run one after the other.
-
-    Raises:
-        CalibrationError: if there are no batches, or the model cannot take one (the message holds its index).
     """
     total = operator.length_hint(batches) or None
     with explaining(model):

@@ -58,16 +58,7 @@ class Curve:
 
 
 def mean_curve(rows: Sequence[Tensor], parts: int | None = None) -> Curve:
-    """Average rows of unequal length [p], position by position or by parts of a row.
-
-    Args:
-        rows: the numbers of every sentence.
-        parts: number of parts of a row; None averages by position. A row with fewer numbers has none in some of the
-            parts.
-
-    Raises:
-        ArgumentError: if `parts` is below 1.
-    """
+    """Average rows of unequal length [p], position by position or by parts of a row."""
     if parts is not None:
         check_count("parts", parts, least=1)
         rows = [by_part(row, parts) for row in rows]
@@ -126,14 +117,7 @@ def spread(moves: Tensor) -> float:
 def draw_curves(
     runs: Mapping[str, Mapping[str, Curve]], sides: tuple[str, str], is_relative: bool, title: str | None
 ) -> Figure:
-    """Draw curves in four panels: a line per run, with its 95 % interval as a band.
-
-    Args:
-        runs: name of a run -> measure -> curve; a name that is empty is not shown.
-        sides: the names of the source and of the target.
-        is_relative: whether the curves are by part of a sentence.
-        title: a title for the figure.
-    """
+    """Draw curves in four panels: a line per run, with its 95 % interval as a band."""
     figure = new_figure(8.6, 5.2, title)
     for axes, (measure, text) in zip(figure.subplots(2, 2).flat, TITLES.items(), strict=True):
         for index, (name, curves) in enumerate(runs.items()):

@@ -66,11 +66,7 @@ class Portion:
 
 
 def sentences_of(portion: Portion, exclude: tuple[int, ...], keep_relevance: bool) -> list[SentenceContributions]:
-    """Return the contributions of the tokens of every sentence, in the order of the rows.
-
-    Raises:
-        NonFiniteError: if a share is NaN or inf, or all relevances of a generated token are 0.
-    """
+    """Return the contributions of the tokens of every sentence, in the order of the rows."""
     values, counted = portion.sides.explained(portion.model, portion.outputs, portion.inputs, exclude)
     counted = counted.cpu()
     positions = counted.any(0).nonzero().flatten()
@@ -219,11 +215,7 @@ def token_contributions(
 
 
 class RowOrder:
-    """The order of sentences while batches are cut into portions of similar length, without padding.
-
-    Args:
-        is_encoder_decoder: whether the decoder reads the labels.
-    """
+    """The order of sentences while batches are cut into portions of similar length, without padding."""
 
     def __init__(self, is_encoder_decoder: bool):
         self.is_encoder_decoder = is_encoder_decoder

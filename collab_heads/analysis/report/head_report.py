@@ -84,13 +84,7 @@ WITHOUT_PICTURES = "Pictures of some measures are missing: they need matplotlib 
 
 
 def full_page(report: HeadMeasurements, drawn: Mapping[str, bytes], plan: CompressionPlan | None = None) -> str:
-    """Return the report as one HTML page.
-
-    Args:
-        report: the measurements.
-        drawn: PNG files by name, see `pictures_in`; missing ones are left out, and the page says so.
-        plan: the predicted price of budgets, if known.
-    """
+    """Return the report as one HTML page."""
     figures: dict[str, list[Drawing]] = {}
     pictures = pictures_in(report)
     for picture in pictures:

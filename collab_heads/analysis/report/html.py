@@ -75,15 +75,7 @@ def script() -> str:
 def page(
     title: str, sections: Sequence[Section], data: str = "{}", lead: Sequence[str] = (), warnings: Sequence[str] = ()
 ) -> str:
-    """Return one HTML file.
-
-    Args:
-        title: title of the page, plain text.
-        sections: the sections in order.
-        data: the data for the script, as JSON without "<".
-        lead: lines below the title, plain text.
-        warnings: warnings below them, plain text.
-    """
+    """Return one HTML file."""
     named = [(each.name or f"s{i}", each) for i, each in enumerate(sections)]
     digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
     return Template(part("page.html")).substitute(

@@ -48,12 +48,7 @@ class Cheap:
 
 
 def cheapest(report: HeadMeasurements, count: int | None = None) -> Cheap | None:
-    """Return the heads that cost least together; every site keeps at least one. None if costs were not measured.
-
-    Args:
-        report: the measurements.
-        count: how many heads; None for a tenth, 12 at most.
-    """
+    """Return the heads that cost least together; every site keeps at least one. None if costs were not measured."""
     if report.reconstruction is None:
         return None
     costs = report.reconstruction

@@ -119,10 +119,6 @@ def rare_observer(
     """Return the observer of rare tokens, or None for models and batches without token ids.
 
     The tokens of the batches are counted unless counts are given.
-
-    Raises:
-        ArgumentError: if `batches` must be counted and can be read only once, or `token_counts` are not counts, or are
-            given for a model that reads no texts.
     """
     if not any(map(reads_ids, adapter.sites(model))) or not reads_texts(model):
         if token_counts is not None:
@@ -144,13 +140,7 @@ def syntax_observer(
     relations: Sequence[str] = RELATIONS,
     batch_size: int = 32,
 ) -> Syntax | None:
-    """Return the observer of dependencies, with its treebank, or None without a treebank.
-
-    Raises:
-        ArgumentError: without a tokenizer that is needed, for a model that does not read texts alone, or if no
-            encoder's self-attention has heads.
-        DataError: if the treebank is missing or broken, or none of its sentences can be measured.
-    """
+    """Return the observer of dependencies, with its treebank, or None without a treebank."""
     if treebank is None:
         return None
     if not reads_texts_alone(model):
@@ -176,9 +166,6 @@ def excluded_queries(
     """Return the ids that do not count as queries.
 
     They are the given ones, else those that end a sentence in the configs, else those in the tokenizer.
-
-    Raises:
-        ArgumentError: if the tokenizer knows no words.
     """
     check_words(tokenizer)
     if exclude is None and tokenizer is not None and not end_tokens(model):

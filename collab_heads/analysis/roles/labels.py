@@ -100,14 +100,6 @@ def label_heads(
 ) -> tuple[Labels, tuple[str, ...]]:
     """Label every head.
 
-    Args:
-        sites: the sites of the heads.
-        positional: path -> where its heads look.
-        rare: path -> how often its heads look at rare tokens; only heads of the first layer are labelled.
-        syntax: path -> (relation, direction) -> accuracies, [H].
-        baselines: (relation, direction) -> the best fixed offset.
-        thresholds: the shares, and the amounts of data, that roles need.
-
     Returns:
         path -> the labels of each head, and the warnings: which labels were withheld, and why.
     """
@@ -288,10 +280,6 @@ def roles_from_measures(
         rare: only heads of the first layer are labelled.
         syntax: its treebank tells what was skipped.
         thresholds: None for the defaults of `RoleThresholds`.
-
-    Raises:
-        CalibrationError: if no token counted at a measured site.
-        NonFiniteError: if attention weights were NaN.
     """
     thresholds = thresholds or RoleThresholds()
     offsets, rarity = positional.results() if positional else {}, rare.results() if rare else {}

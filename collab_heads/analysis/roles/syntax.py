@@ -62,9 +62,6 @@ class Syntax(Observer):
         treebank: the treebank whose batches the pass reads.
         relations: main types of Universal Dependencies: "nsubj" includes "nsubj:pass". "dobj" means "obj".
 
-    Raises:
-        ArgumentError: if no relation is named.
-
     Source: Voita et al. 2019, arXiv:1905.09418, section 5.2; words from sub-words: Clark et al. 2019, arXiv:1906.04341,
         section 4.1.
     """
@@ -139,9 +136,6 @@ class Syntax(Observer):
 
         Returns:
             path -> (relation, direction) -> [H] float64, and (relation, direction) -> its best fixed offset.
-
-        Raises:
-            CalibrationError: if no batch reached a site.
         """
         for path, asked in self.asked.items():
             if not asked.any() and any(self.baselines()):
