@@ -33,7 +33,7 @@ SETTINGS := "ATEN_CPU_CAPABILITY=default" \
 NUMERIC  := tests/test_*contract.py tests/test_*mutations.py tests/contract tests/layers tests/model \
             tests/collaborative tests/heads tests/rotation tests/analysis tests/serving tests/vocabulary \
             tests/test_docstrings.py tests/test_docs.py tests/test_readme.py \
-            --ignore=tests/analysis/plots --ignore=tests/analysis/report
+            --ignore=tests/plots --ignore=tests/analysis/report
 
 # the newest transformers over this environment, in a folder of its own: CI takes it in turn with the pinned one
 OVER     := $(VENV)-transformers

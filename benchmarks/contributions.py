@@ -14,8 +14,8 @@ from heads_seen import MARIAN, marian_model, translation_batches
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from collab_heads import ContributionComparison, TokenContributions, compare_contributions
-from collab_heads.analysis.plots import contribution_curves, contribution_history, save_figure
 from collab_heads.analysis.relevance.contribution_curve import mean_and_error
+from collab_heads.plots import save_figure
 from common import PICTURES, shared, table, write
 
 KINDS, BEAMS, PARTS = ("reference", "own", "random"), 5, 5
@@ -98,10 +98,9 @@ def main() -> None:
     print(found, table(rows, COLUMNS), table(falls, dict.fromkeys(falls[0], "")), sep="\n\n")
     more = {"sentences": arguments.sentences, "beams": BEAMS, "data": "Multi30k test_2016_flickr"}
     write(arguments.name, rows, falls=falls, curves=curves, divergence=found.divergence, **more)
-    named = dict(zip(found.labels(), (run for _, run in found.runs), strict=True))
-    save_figure(contribution_curves(named, parts=10), PICTURES / arguments.name)
+    save_figure(found.plot(10), PICTURES / arguments.name)
     if len(models) > 1:
-        save_figure(contribution_history(found), PICTURES / f"{arguments.name}_history")
+        save_figure(found.plot_history(), PICTURES / f"{arguments.name}_history")
 
 
 if __name__ == "__main__":

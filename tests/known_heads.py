@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from collab_heads import AttentionSite
 from collab_heads.analysis.measures.passes import Attention, Batch
-from collab_heads.analysis.roles.labelling import RoleThresholds, SampleSizes
+from collab_heads.analysis.roles.labels import RoleThresholds, SampleSizes
 from families import FAMILIES
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")

@@ -11,7 +11,8 @@ from collab_heads.contract import adapter
 from collab_heads.heads import fold
 from collab_heads.layers import gates, output, removed, shared_query_key
 from collab_heads.layers.layout import become, weight_of, widths
-from collab_heads.model import apply_state, open_site
+from collab_heads.model import apply_state
+from collab_heads.model.open_layers import OpenSite
 from families import FAMILIES, LAYOUTS
 
 BIASED = [name for name in LAYOUTS if FAMILIES[name].biased]
@@ -179,7 +180,7 @@ def test_a_missing_dummy_token_is_caught_in_a_lone_decoder(name, monkeypatch):
 
 def one_number_for_every_head(monkeypatch):
     """Heads are numbered as they are now, not as they were."""
-    monkeypatch.setattr(open_site, "kept_heads", lambda record, site: range(site.num_heads))
+    monkeypatch.setattr(OpenSite, "head_numbers", property(lambda site: tuple(range(site.num_heads))))
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

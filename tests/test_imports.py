@@ -25,6 +25,7 @@ LAYERS = (
     ("model",),
     ("collaborative",),
     ("heads",),
+    ("plots",),
     ("heads.penalty",),
     ("neurons",),
     ("distillation",),
@@ -32,11 +33,10 @@ LAYERS = (
     ("analysis.measures",),
     ("analysis.roles",),
     ("analysis.relevance",),
-    ("analysis.plots",),
-    ("analysis.report",),
-    ("analysis",),
     ("compression.parts",),
     ("compression",),
+    ("analysis.report",),
+    ("analysis",),
     ("serving",),
     ("vocabulary",),
     ("rotation",),
@@ -124,7 +124,7 @@ def family_imports(source: str) -> list[str]:
 
 
 DRAWS = {"matplotlib", "PIL"}
-SPEAKING = {"", "adapters", "analysis.plots", "demo"}  # packages whose __init__ holds names
+SPEAKING = {"", "adapters", "plots", "demo"}  # packages whose __init__ holds names
 FOLDERS = {name for name, file in MODULES.items() if file.name == "__init__.py"}
 IN_LAYERS = MODULES.keys() - (FOLDERS - SPEAKING)
 
@@ -278,7 +278,7 @@ WRONG = (
     ("model.transformers_hooks", "from collab_heads.demo.glue_demo import main"),
     ("heads.gating", "from collab_heads.heads.penalty import parts"),
     ("heads.prune", "from collab_heads import adapters"),
-    ("heads.selection", "from collab_heads.analysis.measures.head_scores import map_scores"),
+    ("heads.selection", "from collab_heads.analysis.measures.head_scores import head_scores"),
     ("analysis.measures.head_scores", "from collab_heads.analysis.report.html import page"),
     ("command.flags.heads", "from collab_heads.training.runs.run import Run"),
 )

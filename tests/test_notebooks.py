@@ -19,13 +19,11 @@ FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 TRANSLATION = ("translate", "attention_maps", "dead_heads", "quality_curves", "contributions")
 ENCODERS = ("compress", "serve")
 NAMES = (*TRANSLATION, *ENCODERS)
-MODULES = {"collab_heads", "collab_heads.analysis"}  # beside these two, what users import
 PUBLIC = {
-    "collab_heads": set(collab_heads.__all__),
-    "collab_heads.analysis": {"plots"},
+    "collab_heads": {*collab_heads.__all__, "plots"},
     "collab_heads.demo": set(demo.__all__),
-    "collab_heads.analysis.plots": None,  # any name that is not private
-    "collab_heads.analysis.measures.head_history": {"HeadHistory", "Moment"},
+    "collab_heads.plots": None,  # any name that is not private
+    "collab_heads.heads.history": {"HeadHistory", "Moment"},
 }
 TRAIN_STEPS = 60
 A_MINUTE = 60  # seconds of one core, for the notebooks that run as they are

@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.analysis.measures.ablation import Evaluate, ablation_curve, leave_one_out, mean_loss
-from collab_heads.analysis.measures.head_history import HeadHistory
 from collab_heads.analysis.measures.passes import Observer, observe
 from collab_heads.analysis.measures.sentences import AttentionExamples, Sentences, typical_sentences
 from collab_heads.analysis.measures.statistics import Statistics
@@ -21,8 +20,7 @@ from collab_heads.analysis.relevance.sides import sides_of
 from collab_heads.analysis.report.head_report import HeadReport
 from collab_heads.analysis.report.measurements import IMPORTANCE
 from collab_heads.analysis.roles.head_roles import excluded_queries, rare_observer, syntax_observer
-from collab_heads.analysis.roles.labelling import RoleThresholds
-from collab_heads.analysis.roles.labels import roles_from_measures
+from collab_heads.analysis.roles.labels import RoleThresholds, roles_from_measures
 from collab_heads.analysis.roles.positional import Positional
 from collab_heads.analysis.roles.syntax import Syntax
 from collab_heads.analysis.treebank.conllu import Sentence
@@ -36,6 +34,7 @@ from collab_heads.contract.registry import get_adapter, head_numbers
 from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
 from collab_heads.heads.criteria import Gradient, Reconstruction
 from collab_heads.heads.gating import gated_sites
+from collab_heads.heads.history import HeadHistory
 from collab_heads.heads.importance import head_importance
 from collab_heads.model.batches import warn_few
 from collab_heads.model.refusals import check_wrapper
@@ -170,7 +169,6 @@ class Analysis:
         self.seconds: dict[str, float] = {}
 
     def report(self) -> HeadReport:
-        """Measure every part and return the report."""
         syntax = None
         if "roles" in self.parts:  # a broken treebank shows before anything is measured
             options = self.options
@@ -191,14 +189,12 @@ class Analysis:
         return self.ablate(report) if "ablation" in self.parts else report
 
     def timed(self, part: str, function: Callable[..., Result], *args: Any, **options: Any) -> Result:
-        """Call a function and record the seconds it takes as those of the part."""
         begin = time.perf_counter()
         result = function(*args, **options)
         self.seconds[part] = time.perf_counter() - begin
         return result
 
     def measure(self, part: Part, function: Callable, batches: Iterable[Mapping], **options: Any) -> None:
-        """Measure a part whose function makes its own passes."""
         self.results[part] = self.timed(part, function, self.model, batches, **options)
 
     def reconstruct(self) -> None:
@@ -213,7 +209,6 @@ class Analysis:
         self.results["reconstruction"] = {path: each.double() for path, each in self.results["reconstruction"].items()}
 
     def contribute(self) -> None:
-        """Measure contributions of this model and of those it is compared with; keep one whole sentence."""
         options = self.options
         sentences = list(self.batches.first(options.contribution_sentences))
         others = named_models(options.compare_with) if options.compare_with else {}
@@ -271,11 +266,9 @@ class Analysis:
             self.notes += self.results["roles"].warnings
 
     def pass_over(self, part: str, batches: Iterable[Mapping], observers: Sequence[Observer], what: str) -> None:
-        """Run the observers over the batches in one timed forward pass."""
         self.timed(part, observe, self.model, batches, observers, exclude=self.excluded, what=what)
 
     def measured(self) -> HeadReport:
-        """Return the report of the results so far."""
         model, states = self.model, CollabConfig.on(self.model).sites
         statistics, contributions = self.results.get("statistics"), self.results.get("contributions")
         tokens = {} if statistics is None else {s.role: statistics.tokens[s.path] for s in self.sites}
@@ -306,7 +299,6 @@ class Analysis:
         )
 
     def ablate(self, report: HeadReport) -> HeadReport:
-        """Return the report with the ablation and a curve for every measure of importance."""
         options = self.options
         evaluate = options.evaluate or (lambda model: mean_loss(model, self.batches))
         ablation = self.timed(
@@ -321,7 +313,6 @@ class Analysis:
         return replace(report, curves=self.timed("curves", self.curves, report, evaluate))
 
     def curves(self, report: HeadReport, evaluate: Evaluate) -> dict[str, list[tuple[int, float]]]:
-        """Return measure of importance -> (heads kept, metric)."""
         metric = self.options.metric
         scores = {name: each for name, each in report.scores().items() if name in (*IMPORTANCE, "leave_one_out")}
         with progress_bar(scores.items(), desc="removing heads") as ranked:

@@ -8,10 +8,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.analysis.measures.ablation import Evaluate
-from collab_heads.analysis.measures.head_history import GATES, HeadHistory
 from collab_heads.analysis.relevance.contribution_comparison import named_models
 from collab_heads.analysis.relevance.prefixes import check_prefixes
-from collab_heads.analysis.roles.labelling import RoleThresholds
+from collab_heads.analysis.roles.labels import RoleThresholds
 from collab_heads.analysis.treebank.conllu import Sentence
 from collab_heads.analysis.treebank.treebank import Treebank
 from collab_heads.base.checks import check_choice, check_count
@@ -19,6 +18,7 @@ from collab_heads.base.option_values import REPORT_PARTS as PARTS
 from collab_heads.base.option_values import PrefixKind
 from collab_heads.base.option_values import ReportPart as Part
 from collab_heads.errors import ArgumentError
+from collab_heads.heads.history import GATES, HeadHistory
 
 NO_SOURCE = (
     "only encoder-decoders have a source and a target to tell apart, and decoders a prompt and its continuation, where "
@@ -28,11 +28,7 @@ NO_SOURCE = (
 
 @dataclass(frozen=True)
 class AnalysisOptions:
-    """The options of `analyze_heads`, whose docstring describes them.
-
-    Raises:
-        ArgumentError: on a number of sentences that is too small, unknown prefixes, or two models of the same name.
-    """
+    """The options of `analyze_heads`, whose docstring describes them."""
 
     parts: Part | Iterable[Part] | None
     tokenizer: PreTrainedTokenizerBase | None
@@ -63,15 +59,8 @@ class AnalysisOptions:
     def choose(self, has_labels: bool, has_source: bool) -> tuple[tuple[Part, ...], list[str]]:
         """Return the parts to measure: those requested, or all that model and data allow.
 
-        Args:
-            has_labels: whether the data have labels.
-            has_source: whether model and data have a source and a target, or a prompt and its continuation.
-
         Returns:
             The parts, and notes for the reader on parts that were left out.
-
-        Raises:
-            ArgumentError: if contributions are requested and there is no source.
         """
         parts = check_parts(self.parts)
         if parts is not None:
@@ -90,11 +79,7 @@ class AnalysisOptions:
 
 
 def check_parts(parts: Part | Iterable[Part] | None) -> tuple[Part, ...] | None:
-    """Return the requested parts, one or several, as a tuple; None stays None.
-
-    Raises:
-        ArgumentError: on an unknown part, or if there are none.
-    """
+    """Return the requested parts, one or several, as a tuple; None stays None."""
     if parts is None:
         return None
     names = (parts,) if isinstance(parts, str) else tuple(parts)

@@ -1,9 +1,8 @@
 """The report of a swap, per site: a table to read (`str`) and numbers to store (`to_dict`)."""
 
-import dataclasses
 from dataclasses import dataclass
 
-from collab_heads.base.display import text_table
+from collab_heads.base.report import Cell, Report, change
 from collab_heads.collaborative.kinds import FITS
 from collab_heads.collaborative.widths import HEAD_MULTIPLE
 from collab_heads.sites.site import Role
@@ -60,7 +59,7 @@ class SiteReport:
 
 
 @dataclass(frozen=True)
-class SwapReport:
+class SwapReport(Report):
     """The report of `swap_to_collaborative`.
 
     Attributes:
@@ -76,27 +75,30 @@ class SwapReport:
     model_parameters_before: int
     model_parameters_after: int
 
-    def to_dict(self) -> dict:
-        """Return all numbers, ready for JSON."""
-        return dataclasses.asdict(self)
-
-    def __str__(self) -> str:
-        error = "score error" if self.calibrated else "weight error"
+    def columns(self) -> dict[str, Cell]:
         has_values = any(site.dim_value is not None for site in self.sites)
-        header = ["site", "role", "kind", "width", error, "output error", "q/k parameters", "cache/token", "seconds"]
-        if has_values:
-            header[6:7] = ["values", "variance lost", "parameters"]
-        before, after = self.model_parameters_before, self.model_parameters_after
-        last = (
-            f"model parameters {before:,} -> {after:,} ({after / before - 1:+.1%}), "
-            f"{self.seconds:.1f} s{'' if self.calibrated else ', no calibration'}"
-        )
-        return "\n".join(
-            [text_table(header, [table_row(site, has_values) for site in self.sites], last), *self.notes()]
-        )
+        values: dict[str, Cell] = {
+            "values": lambda site: "-" if site.dim_value is None else f"{site.dim_value}/{site.dim_value_exact}",
+            "variance lost": lambda site: "-" if site.dim_value is None else f"{site.variance_lost:.4f}",
+        }
+        return {
+            "site": "{.path}",
+            "role": "{.role}",
+            "kind": "{.kind}",
+            "width": "{0.dim}/{0.dim_exact}",
+            "score error" if self.calibrated else "weight error": "{.relative_error:.4f}",
+            "output error": output_error,
+            **(values if has_values else {}),
+            "parameters" if has_values else "q/k parameters": "{0.parameters_before:,} -> {0.parameters_after:,}",
+            "cache/token": "{0.cache_before} -> {0.cache_after}",
+            "seconds": "{.seconds:.2f}",
+        }
 
-    def notes(self) -> list[str]:
-        """Return notes for the reader: widths that were rounded up, and caches that grew."""
+    def closing(self) -> str:
+        parameters = change(self.model_parameters_before, self.model_parameters_after)
+        return f"model parameters {parameters}, {self.seconds:.1f} s{'' if self.calibrated else ', no calibration'}"
+
+    def remarks(self) -> list[str]:
         notes = []
         for kind in dict.fromkeys(site.kind for site in self.sites):
             sites = [site for site in self.sites if site.kind == kind]
@@ -112,20 +114,5 @@ class SwapReport:
         return notes
 
 
-def table_row(site: SiteReport, has_values: bool) -> tuple[str, ...]:
-    """Return the cells of one site, including two for its values if `has_values`."""
-    values = ("-", "-")
-    if site.dim_value is not None:
-        values = (f"{site.dim_value}/{site.dim_value_exact}", f"{site.variance_lost:.4f}")
-    return (
-        site.path,
-        site.role,
-        site.kind,
-        f"{site.dim}/{site.dim_exact}",
-        f"{site.relative_error:.4f}",
-        "-" if site.output_error is None else f"{site.output_error_before:.4f} -> {site.output_error:.4f}",
-        *(values if has_values else ()),
-        f"{site.parameters_before:,} -> {site.parameters_after:,}",
-        f"{site.cache_before} -> {site.cache_after}",
-        f"{site.seconds:.2f}",
-    )
+def output_error(site: SiteReport) -> str:
+    return "-" if site.output_error is None else f"{site.output_error_before:.4f} -> {site.output_error:.4f}"

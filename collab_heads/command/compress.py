@@ -8,8 +8,8 @@ from collab_heads.command.flags.signatures import options_of
 from collab_heads.command.inputs import batches_of, check_class, drawn, load, read_data
 from collab_heads.command.writing import drawing, write_model, write_plan
 from collab_heads.compression.compress import compress
-from collab_heads.compression.measurements import HELD_OUT
 from collab_heads.compression.compression_plan import CompressionPlan
+from collab_heads.compression.measurements import HELD_OUT
 from collab_heads.compression.plan import plan
 from collab_heads.compression.report import CompressReport
 from collab_heads.data.parallel import Pairs

@@ -1,14 +1,14 @@
 """The facts that `collab-heads inspect` shows: for people (`str`) and for machines (`to_dict`)."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from collab_heads.base.display import text_table
+from collab_heads.base.report import Cell, Report, table_of
 
 
 @dataclass(frozen=True)
-class FamilyFacts:
+class FamilyFacts(Report):
     """The facts about a type of model: the roles of its attention, and what the toolkit can do with it.
 
     Attributes:
@@ -25,35 +25,38 @@ class FamilyFacts:
     capabilities: Sequence[str]
     why_not: Mapping[str, str]
 
-    def to_dict(self) -> dict:
-        return dataclasses.asdict(self)
-
-    def __str__(self) -> str:
-        lines = [
+    def lines(self) -> list[str]:
+        return [
             f"{self.model_type}: {self.adapter}, {', '.join(self.roles)}",
             f"can: {', '.join(self.capabilities) or 'nothing'}",
             *(f"cannot: {name}: {why}" for name, why in self.why_not.items()),
         ]
-        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
-class FamilyList:
+class FamilyList(Report):
     """The facts about all types of models.
 
     Attributes:
         families: one per type.
     """
 
+    ENTRIES = "families"
     families: Sequence[FamilyFacts]
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> dict[str, Any]:
         """Return the facts by model type."""
         return {each.model_type: each.to_dict() for each in self.families}
 
-    def __str__(self) -> str:
-        rows = [(each.model_type, ", ".join(each.roles), ", ".join(each.capabilities)) for each in self.families]
-        return text_table(("model type", "roles", "can"), rows, f"{len(rows)} types; what cannot: inspect TYPE")
+    def columns(self) -> dict[str, Cell]:
+        return {
+            "model type": "{.model_type}",
+            "roles": lambda family: ", ".join(family.roles),
+            "can": lambda family: ", ".join(family.capabilities),
+        }
+
+    def closing(self) -> str:
+        return f"{len(self.families)} types; what cannot: inspect TYPE"
 
 
 @dataclass(frozen=True)
@@ -93,15 +96,11 @@ class SiteFacts:
     parameters: int
     cache: int
 
-    def row(self) -> tuple[str, ...]:
-        """Return the site's row of the table."""
-        heads = str(self.heads) if self.heads == self.heads_before else f"{self.heads} of {self.heads_before}"
-        gates = self.gates or ""
-        if self.open is not None:
-            gates += f", {len(self.open)} open"
-        changes = ", ".join(filter(None, (f"gates ({gates})" if gates else "", "alphas" if self.alphas else "")))
-        numbers = self.key_heads, self.query_key, self.value, f"{self.parameters:,}", self.cache or "-"
-        return self.role, self.path, self.kind, heads, *map(str, numbers), changes or "-"
+    @property
+    def changes(self) -> str:
+        """Gates and alphas, in words; "-" without them."""
+        gates = (self.gates or "") + ("" if self.open is None else f", {len(self.open)} open")
+        return ", ".join([f"gates ({gates})"] * bool(gates) + ["alphas"] * self.alphas) or "-"
 
 
 @dataclass(frozen=True)
@@ -122,15 +121,9 @@ class BlockFacts:
     neurons_before: int
     parameters: int
 
-    def row(self) -> tuple[str, ...]:
-        """Return the block's row of the table."""
-        is_whole = self.neurons == self.neurons_before
-        neurons = str(self.neurons) if is_whole else f"{self.neurons} of {self.neurons_before}"
-        return self.role, self.path, neurons, f"{self.parameters:,}"
-
 
 @dataclass(frozen=True)
-class ModelFacts:
+class ModelFacts(Report):
     """The facts about a model.
 
     Attributes:
@@ -143,6 +136,7 @@ class ModelFacts:
         vocabulary: the tokens "before" and "after" the vocabulary was trimmed; None if it was not.
     """
 
+    TOTALS = ("totals",)
     model: str
     model_class: str
     family: FamilyFacts
@@ -159,34 +153,45 @@ class ModelFacts:
         found |= {name: sum(getattr(block, name) for block in self.blocks) for name in ("neurons", "neurons_before")}
         return found | {"feed_forward": sum(block.parameters for block in self.blocks)}
 
-    def to_dict(self) -> dict:
-        """Return the facts and the totals."""
-        return {**dataclasses.asdict(self), "totals": self.totals}
+    def lines(self) -> list[str]:
+        tables = [[f"{self.model}: {self.model_class}", str(self.family)], super().lines(), self.about_blocks()]
+        if self.vocabulary is not None:
+            tables.append([f"vocabulary: {self.vocabulary['after']:,} of {self.vocabulary['before']:,} tokens"])
+        return ["\n\n".join("\n".join(lines) for lines in tables if lines)]
 
-    def __str__(self) -> str:
-        header = ("role", "site", "kind", "heads", "key heads", "query/key", "value", "parameters", "cache", "on heads")
+    def columns(self) -> dict[str, Cell]:
+        return {
+            "role": "{.role}",
+            "site": "{.path}",
+            "kind": "{.kind}",
+            "heads": lambda site: of_before(site.heads, site.heads_before),
+            "key heads": "{.key_heads}",
+            "query/key": "{.query_key}",
+            "value": "{.value}",
+            "parameters": "{.parameters:,}",
+            "cache": lambda site: str(site.cache or "-"),
+            "on heads": "{.changes}",
+        }
+
+    def closing(self) -> str:
         totals, share = self.totals, self.totals["parameters"] / self.parameters
-        heads = f"{totals['heads']} heads" + (
-            f" of {totals['heads_before']}" if totals["heads"] < totals["heads_before"] else ""
-        )
+        heads = of_before(totals["heads"], totals["heads_before"], " heads")
         cache = f", {totals['cache']:,} elements cached per token" if totals["cache"] else ""
-        last = f"{heads}, {totals['parameters']:,} parameters of attention ({share:.0%} of {self.parameters:,}){cache}"
-        table = text_table(header, [site.row() for site in self.sites], last)
-        return f"{self.model}: {self.model_class}\n{self.family}\n\n{table}" + self.table_of_blocks() + self.trimmed()
+        return f"{heads}, {totals['parameters']:,} parameters of attention ({share:.0%} of {self.parameters:,}){cache}"
 
-    def trimmed(self) -> str:
-        """Return a sentence on the vocabulary, if it was trimmed."""
-        if self.vocabulary is None:
-            return ""
-        return f"\n\nvocabulary: {self.vocabulary['after']:,} of {self.vocabulary['before']:,} tokens"
-
-    def table_of_blocks(self) -> str:
-        """Return the table of the feed-forward blocks, if there are any."""
+    def about_blocks(self) -> list[str]:
         if not self.blocks:
-            return ""
+            return []
+        columns: dict[str, Cell] = {
+            "role": "{.role}",
+            "block": "{.path}",
+            "neurons": lambda block: of_before(block.neurons, block.neurons_before),
+            "parameters": "{.parameters:,}",
+        }
         neurons, before, count = (self.totals[name] for name in ("neurons", "neurons_before", "feed_forward"))
-        last = f"{neurons:,} neurons" + (f" of {before:,}" if neurons < before else "")
-        last += f", {count:,} parameters of feed-forward blocks ({count / self.parameters:.0%})"
-        return "\n\n" + text_table(
-            ("role", "block", "neurons", "parameters"), [block.row() for block in self.blocks], last
-        )
+        last = f"{of_before(f'{neurons:,}', f'{before:,}', ' neurons')}, {count:,} parameters of feed-forward blocks"
+        return [table_of(columns, self.blocks, f"{last} ({count / self.parameters:.0%})")]
+
+
+def of_before(now: int | str, before: int | str, what: str = "") -> str:
+    return f"{now}{what}" if now == before else f"{now}{what} of {before}"

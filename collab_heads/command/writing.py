@@ -9,7 +9,6 @@ from typing import cast
 
 from torch import nn
 
-from collab_heads.analysis.plots.canvas import save_figure
 from collab_heads.base.extras import missing
 from collab_heads.collaborative.report import SwapReport
 from collab_heads.command.inputs import Loaded
@@ -21,6 +20,7 @@ from collab_heads.files.folders import write_folder
 from collab_heads.heads.report import FoldReport, PruneReport
 from collab_heads.model.card import complete
 from collab_heads.model.sentence_encoder import copy_modules
+from collab_heads.plots.canvas import save_figure
 from collab_heads.vocabulary.trim import VocabularyReport
 
 Report = CompressReport | SwapReport | PruneReport | FoldReport | VocabularyReport

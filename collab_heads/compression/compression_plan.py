@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from collab_heads.analysis.plots.curves import budget_curve
 from collab_heads.base.checks import check_choice, is_index, is_number
 from collab_heads.base.display import text_table
 from collab_heads.base.option_values import MODEL_SHAPES, FeedForwardRole, ModelShape, SitePart
@@ -26,6 +25,7 @@ from collab_heads.compression.spending import AnySpending, Option
 from collab_heads.errors import ArgumentError
 from collab_heads.files.reading import read_document, write_document
 from collab_heads.model.opened import opened
+from collab_heads.plots.curves import budget_curve
 from collab_heads.sites.site import Role
 
 if TYPE_CHECKING:

@@ -1,11 +1,12 @@
 """The report of a compression, per site: a table to read (`str`) and numbers to store (`to_dict`)."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from collab_heads.base.display import loss_in_words, text_table
+from collab_heads.base.display import loss_in_words
 from collab_heads.base.option_values import FeedForwardRole, SitePart
+from collab_heads.base.report import Cell, Report, of_fields, table_of
 from collab_heads.compression.measures import UNITS, Measure
 from collab_heads.compression.parts.table import PARTS
 from collab_heads.sites.site import Role
@@ -43,7 +44,7 @@ class CompressedSite:
 
     def to_dict(self) -> dict:
         """Return all numbers, ready for JSON; sizes as `heads_before`, `heads_after` and so on."""
-        entries = dataclasses.asdict(self)
+        entries = of_fields(self)
         for name, (before, after) in entries.pop("sizes").items():
             field = PARTS[name].field
             entries |= {f"{field}_before": before, f"{field}_after": after}
@@ -64,7 +65,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class CompressReport:
+class CompressReport(Report):
     """The report of `compress`.
 
     Attributes:
@@ -99,28 +100,26 @@ class CompressReport:
     operations_share: float
     seconds: float
 
-    def to_dict(self) -> dict:
-        """Return all numbers, ready for JSON."""
-        return dataclasses.asdict(self) | {"sites": [site.to_dict() for site in self.sites]}
-
-    def __str__(self) -> str:
-        before, after = self.model_parameters_before, self.model_parameters_after
-        megabytes = [size / 1e6 for size in (self.model_bytes_before, self.model_bytes_after)]
+    def lines(self) -> list[str]:
+        parameters = f"{self.model_parameters_before:,} -> {self.model_parameters_after:,} parameters"
+        share = self.model_parameters_after / self.model_parameters_before - 1
+        before, after = (f"{size / 1e6:,.1f}" for size in (self.model_bytes_before, self.model_bytes_after))
         first = (
-            f"model: {before:,} -> {after:,} parameters ({after / before - 1:+.1%}), "
-            f"{megabytes[0]:,.1f} -> {megabytes[1]:,.1f} MB, {self.operations_share:.1%} of its multiplications; "
-            f"{self.seconds:.1f} s"
+            f"model: {parameters} ({share:+.1%}), {before} -> {after} MB, {self.operations_share:.1%} of its "
+            f"multiplications; {self.seconds:.1f} s"
         )
         costs = [
             f"{UNITS[measure]}: {cost.before:,.6g} -> {cost.after:,.6g} ({cost.share:.1%})"
             for measure, cost in self.costs.items()
         ]
         error = f"error of the output: predicted {self.predicted_error:.4f}, measured {self.measured_error:.4f}"
-        tables = [table_of(self.sites, parts) for parts in dict.fromkeys(tuple(site.sizes) for site in self.sites)]
-        return "\n".join([first, *costs, error, *tables, *self.notes()])
+        alike: dict[tuple[SitePart, ...], list[CompressedSite]] = {}
+        for site in self.sites:
+            alike.setdefault(tuple(site.sizes), []).append(site)
+        tables = [table_of(columns_of(sites), sites) for sites in alike.values()]
+        return [first, *costs, error, *tables, *self.remarks()]
 
-    def notes(self) -> list[str]:
-        """Return notes for the reader: where the result misses the plan."""
+    def remarks(self) -> list[str]:
         notes = []
         if self.of == "time" and self.budget is not None and self.costs["time"].share > LATE * self.budget:
             notes.append(
@@ -128,8 +127,7 @@ class CompressReport:
                 f"with the original, and {self.budget:.1%} was asked for: times say little where other programs run, "
                 "or where a batch is small; try a larger first batch on a quiet machine, or a budget of operations"
             )
-        if said := loss_in_words(self.measured_error**2):
-            notes.append(said)
+        notes.append(loss_in_words(self.measured_error**2))
         if self.measured_error <= SURPRISE * self.predicted_error:
             return notes
         times = self.measured_error / self.predicted_error if self.predicted_error else float("inf")
@@ -140,16 +138,17 @@ class CompressReport:
         ]
 
 
-def table_of(sites: Sequence[CompressedSite], parts: tuple[SitePart, ...]) -> str:
-    """Return the table of the sites that have these parts; only attention has a cache."""
-    caches = any(site.cache_before for site in sites if tuple(site.sizes) == parts)
-    header = ["site", "role", *(PARTS[name].column for name in parts), "parameters"]
-    header += [*(["cache/token"] if caches else []), "adds to error"]
-    rows = []
-    for site in sites:
-        if tuple(site.sizes) == parts:
-            cells = [PARTS[name].cell(*sizes, site.kind) for name, sizes in site.sizes.items()]
-            cells += [f"{site.parameters_before:,} -> {site.parameters_after:,}"]
-            cells += [f"{site.cache_before} -> {site.cache_after}"] if caches else []
-            rows.append([site.path, site.role, *cells, f"{site.predicted_error:.4f}"])
-    return text_table(header, rows, "")
+def columns_of(sites: Sequence[CompressedSite]) -> dict[str, Cell]:
+    has_cache = any(site.cache_before for site in sites)
+    return {
+        "site": "{.path}",
+        "role": "{.role}",
+        **{PARTS[name].column: partial(cell_of, name) for name in sites[0].sizes},
+        "parameters": "{0.parameters_before:,} -> {0.parameters_after:,}",
+        **({"cache/token": "{0.cache_before} -> {0.cache_after}"} if has_cache else {}),
+        "adds to error": "{.predicted_error:.4f}",
+    }
+
+
+def cell_of(name: SitePart, site: CompressedSite) -> str:
+    return PARTS[name].cell(*site.sizes[name], site.kind)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from collab_heads.base.display import text_table
 from collab_heads.base.processes import LaunchedProcesses, agreed
+from collab_heads.base.report import Report
 from collab_heads.errors import OutputError
 from collab_heads.files.atomic import write_file, writing
 from collab_heads.files.checkpoint import check_holds, check_same_run, check_undamaged, new_checkpoint, read_progress
@@ -42,7 +43,7 @@ class HeldOutError:
 
 
 @dataclass(frozen=True)
-class DistillReport:
+class DistillReport(Report):
     """The report of `distill`.
 
     Attributes:
@@ -69,11 +70,7 @@ class DistillReport:
     tokens: int
     seconds: float
 
-    def to_dict(self) -> dict:
-        """Return all numbers, ready for JSON."""
-        return dataclasses.asdict(self)
-
-    def __str__(self) -> str:
+    def lines(self) -> list[str]:
         rows = [
             (name, f"{getattr(self.before, part):.4g}", f"{getattr(self.after, part):.4g}")
             for name, part in (("hidden states", "hidden"), ("output", "output"))
@@ -83,7 +80,7 @@ class DistillReport:
             f"best after step {self.best_step}; {self.steps} steps{stopped}; {self.trained_parameters:,} parameters, "
             f"{self.tokens:,} tokens, {self.seconds:.1f} s"
         )
-        return text_table(["held-out error", "before", "after"], rows, last)
+        return [text_table(["held-out error", "before", "after"], rows, last)]
 
 
 NAME, STATE = "distillation", "state.safetensors"

@@ -11,9 +11,9 @@ from collab_heads.errors import ArgumentError, CalibrationError, CollabHeadsErro
 from collab_heads.model.batches import (
     Batch,
     Part,
-    check_modalities,
     each_batch,
     has_text_labels,
+    naming_batch,
     num_rows,
     select,
     token_masks,
@@ -53,12 +53,8 @@ def check_tokens(model: PreTrainedModel, index: int, batch: Batch) -> None:
     tensors = [value for value in batch.values() if isinstance(value, Tensor)]
     if not tensors:
         raise CalibrationError(f"batch {index} holds no tensors but {sorted(batch)}: pass return_tensors='pt'")
-    try:
-        check_modalities(model, batch)
+    with naming_batch(model, index, batch):
         masks = token_masks(model, batch)
-    except Exception as error:
-        names = sorted(batch)
-        raise CalibrationError(f"{type(model).__name__} cannot take batch {index} with {names}: {error}") from error
     nothing = any(mask is not None and not mask.any() for mask in masks.values())
     if has_text_labels(batch):
         nothing |= not bool((batch["labels"] != IGNORED).any())

@@ -14,8 +14,8 @@ from collab_heads.contract.registry import is_lone_decoder
 from collab_heads.distillation.checkpoint import HeldOutError
 from collab_heads.distillation.processes import Processes
 from collab_heads.distillation.two_vocabularies import are_joined, inputs_of
-from collab_heads.errors import CalibrationError, CollabHeadsError, NonFiniteError, UnsupportedModelError
-from collab_heads.model.batches import Batch, Part, moved, num_rows, output_mask, token_masks
+from collab_heads.errors import NonFiniteError, UnsupportedModelError
+from collab_heads.model.batches import Batch, Part, moved, naming_batch, num_rows, output_mask, token_masks
 from collab_heads.model.opened import input_device
 from collab_heads.model.outputs import Output, embeddings_of, read_output
 from collab_heads.model.portions import PORTION, portions
@@ -198,16 +198,10 @@ class Gap:
         inputs = moved(inputs_of(portion, original=model is self.original), input_device(model))
         caches = model.config.is_encoder_decoder or is_lone_decoder(model.config)
         more = {"use_cache": False} if caches else {}
-        try:
+        with naming_batch(model, index, inputs):
             with self.processes.autocast(input_device(model)):
                 outputs = model(**{**inputs, **more, "output_hidden_states": True, "return_dict": True})
             return read_parts(model, inputs, outputs, by_example=are_joined(portion))
-        except CollabHeadsError:
-            raise
-        except Exception as error:
-            raise CalibrationError(
-                f"{type(model).__name__} cannot take batch {index} with {sorted(inputs)}: {error}"
-            ) from error
 
     def squares(self, index: int, portion: Batch, references: list[Output]) -> Tensor:
         """Return the squared errors of the changed model, summed over rows, differentiable: [parts]."""

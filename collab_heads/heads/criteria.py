@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.checks import check_choice, check_seed
 from collab_heads.base.progress import progress_bar
-from collab_heads.errors import ArgumentError, CalibrationError, CollabHeadsError, NonFiniteError
+from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
 from collab_heads.heads.reconstruction import regressions
-from collab_heads.model.batches import check_modalities, evaluating, moved
+from collab_heads.model.batches import evaluating, moved, naming_batch
 from collab_heads.model.open_layers import OpenSite
 from collab_heads.model.opened import input_device
 
@@ -186,15 +186,8 @@ def loss_of(model: PreTrainedModel, batch: Mapping, index: int) -> Tensor:
         CalibrationError: if the model cannot take the batch or gives no loss; the index of the batch, from 0, is named.
     """
     inputs = moved(batch, input_device(model))
-    try:
-        check_modalities(model, inputs)
+    with naming_batch(model, index, inputs):
         loss = getattr(model(**inputs), "loss", None)
-    except CollabHeadsError:
-        raise
-    except Exception as error:  # whatever the model raises about its inputs, with the batch named
-        raise CalibrationError(
-            f"{type(model).__name__} cannot take batch {index} with {sorted(map(str, inputs))}: {error}"
-        ) from error
     if loss is None:
         raise CalibrationError(
             f"{type(model).__name__} gives no loss for batch {index}: it needs labels, the model a head"

@@ -1,10 +1,10 @@
 """Reports on the heads of a model, per site: for people (`str`) and for machines (`to_dict`)."""
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from collab_heads.base.display import loss_in_words, text_table
+from collab_heads.base.display import loss_in_words
+from collab_heads.base.report import Cell, Report, change
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,14 @@ class GatedSite:
 
 
 @dataclass(frozen=True)
-class GateReport:
+class GateReport(Report):
     """The gates of a model.
 
     Attributes:
         sites: the sites with gates, in model order.
     """
 
+    TOTALS = ("heads", "open", "expected_open", "decided")
     sites: tuple[GatedSite, ...]
 
     @property
@@ -57,18 +58,18 @@ class GateReport:
         """The number of gates whose probability to be non-zero is below 0.05 or above 0.95."""
         return sum(site.decided for site in self.sites)
 
-    def to_dict(self) -> dict:
-        """Return all numbers, ready for JSON."""
-        totals = {"heads": self.heads, "open": self.open, "expected_open": self.expected_open, "decided": self.decided}
-        return totals | dataclasses.asdict(self)
+    def columns(self) -> dict[str, Cell]:
+        return {
+            "site": "{.path}",
+            "role": "{.role}",
+            "open": lambda site: f"{len(site.open)}/{site.heads}",
+            "expected": "{.expected_open:.1f}",
+            "decided": "{.decided}",
+            "heads": lambda site: listed(site.open),
+        }
 
-    def __str__(self) -> str:
-        rows = [
-            (s.path, s.role, f"{len(s.open)}/{s.heads}", f"{s.expected_open:.1f}", str(s.decided), listed(s.open))
-            for s in self.sites
-        ]
-        last = f"{self.open} of {self.heads} heads open, {self.expected_open:.1f} expected in training"
-        return text_table(("site", "role", "open", "expected", "decided", "heads"), rows, last)
+    def closing(self) -> str:
+        return f"{self.open} of {self.heads} heads open, {self.expected_open:.1f} expected in training"
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class MixedSite:
 
 
 @dataclass(frozen=True)
-class AlphaReport:
+class AlphaReport(Report):
     """The alphas of a model.
 
     Attributes:
@@ -99,14 +100,17 @@ class AlphaReport:
 
     sites: tuple[MixedSite, ...]
 
-    def to_dict(self) -> dict:
-        """Return all numbers, ready for JSON."""
-        return dataclasses.asdict(self)
+    def columns(self) -> dict[str, Cell]:
+        return {
+            "site": "{.path}",
+            "role": "{.role}",
+            "heads": "{.heads}",
+            "nuclear norm": "{.nuclear_norm:.4f}",
+            "from identity": "{.distance:.4f}",
+        }
 
-    def __str__(self) -> str:
-        rows = [(s.path, s.role, str(s.heads), f"{s.nuclear_norm:.4f}", f"{s.distance:.4f}") for s in self.sites]
-        last = f"{len(self.sites)} sites mix their heads"
-        return text_table(("site", "role", "heads", "nuclear norm", "from identity"), rows, last)
+    def closing(self) -> str:
+        return f"{len(self.sites)} sites mix their heads"
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,7 @@ class PrunedSite:
 
 
 @dataclass(frozen=True)
-class PruneReport:
+class PruneReport(Report):
     """The result of `prune_heads`.
 
     Attributes:
@@ -144,6 +148,7 @@ class PruneReport:
         model_parameters_before, model_parameters_after: of the whole model.
     """
 
+    TOTALS = ("removed",)
     sites: tuple[PrunedSite, ...]
     model_parameters_before: int
     model_parameters_after: int
@@ -153,36 +158,33 @@ class PruneReport:
         """The number of heads removed."""
         return sum(site.heads_before - site.heads_after for site in self.sites)
 
-    def to_dict(self) -> dict:
-        """Return all numbers, ready for JSON."""
-        return {"removed": self.removed} | dataclasses.asdict(self)
-
-    def __str__(self) -> str:
-        rows = [
-            (
-                s.path,
-                s.role,
-                f"{s.heads_before} -> {s.heads_after}",
-                f"{s.parameters_before:,} -> {s.parameters_after:,}",
-                f"{s.cache_before} -> {s.cache_after}",
-                listed(s.kept),
-            )
-            for s in self.sites
-        ]
-        before, after = self.model_parameters_before, self.model_parameters_after
-        last = f"{self.removed} heads removed; model parameters {before:,} -> {after:,} ({after / before - 1:+.1%})"
+    @property
+    def lost(self) -> float | None:
+        """The mean of `share_lost` over the sites; None without calibration."""
         shares = [site.share_lost for site in self.sites if site.share_lost is not None]
-        words = ""
-        if shares:
-            lost = sum(shares) / len(shares)
-            last += f"; W_O refitted: {lost:.1%} of what sites add is lost on average"
-            words = loss_in_words(lost)
-        table = text_table(("site", "role", "heads", "parameters", "cache/token", "kept"), rows, last)
-        return "\n".join(filter(None, [table, words]))
+        return sum(shares) / len(shares) if shares else None
+
+    def columns(self) -> dict[str, Cell]:
+        return {
+            "site": "{.path}",
+            "role": "{.role}",
+            "heads": "{0.heads_before} -> {0.heads_after}",
+            "parameters": "{0.parameters_before:,} -> {0.parameters_after:,}",
+            "cache/token": "{0.cache_before} -> {0.cache_after}",
+            "kept": lambda site: listed(site.kept),
+        }
+
+    def closing(self) -> str:
+        refitted = "" if self.lost is None else f"; W_O refitted: {self.lost:.1%} of what sites add is lost on average"
+        parameters = change(self.model_parameters_before, self.model_parameters_after)
+        return f"{self.removed} heads removed; model parameters {parameters}{refitted}"
+
+    def remarks(self) -> list[str]:
+        return [loss_in_words(self.lost or 0.0)]
 
 
 @dataclass(frozen=True)
-class FoldReport:
+class FoldReport(Report):
     """The result of `fold_heads`.
 
     Attributes:
@@ -207,25 +209,20 @@ class FoldReport:
     neurons: dict[str, int] = field(default_factory=dict)
     neuron_counts: dict[str, int] = field(default_factory=dict)
 
-    def to_dict(self) -> dict:
-        """Return all numbers, ready for JSON."""
-        return dataclasses.asdict(self)
-
-    def __str__(self) -> str:
+    def lines(self) -> list[str]:
         zeros = sum(map(len, self.restored.values()))
         narrow = "" if self.head_width is None else f"heads of width {self.head_width} stay; "
         narrow += f"{sum(self.neurons.values()):,} removed neurons, too; " if self.neurons else ""
         narrow += "" if self.head_count is None else f"every layer has {self.head_count} heads now; "
         counts = sorted({*self.neuron_counts.values()})
         narrow += f"feed-forward blocks have {' or '.join(map(str, counts))} neurons now; " if counts else ""
-        return (
+        return [
             f"gates of {len(self.gates)} sites and alphas of {len(self.alphas)} folded into W_O, "
             f"{zeros} removed heads restored as zeros; {narrow}"
             f"model parameters {self.model_parameters_before:,} -> {self.model_parameters_after:,}: "
             "plain transformers loads it"
-        )
+        ]
 
 
 def listed(heads: Sequence[int]) -> str:
-    """Return head numbers as text, or "none"."""
     return " ".join(map(str, heads)) or "none"

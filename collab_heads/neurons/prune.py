@@ -1,6 +1,5 @@
 """prune_neurons: remove neurons of feed-forward blocks from the weights of a model."""
 
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,10 +9,11 @@ import torch
 from transformers import PreTrainedModel
 
 from collab_heads.base.arguments import checking_arguments
-from collab_heads.base.display import loss_in_words, text_table
+from collab_heads.base.display import loss_in_words
 from collab_heads.base.numerics import few_threads
 from collab_heads.base.option_values import FeedForwardRole
 from collab_heads.base.progress import one_bar, progress_bar
+from collab_heads.base.report import Cell, Report, change
 from collab_heads.collaborative.calibrate import CalibratedSites
 from collab_heads.collaborative.input_moments import InputMoments
 from collab_heads.collaborative.widths import widths_asked
@@ -53,7 +53,7 @@ class PrunedBlock:
 
 
 @dataclass(frozen=True)
-class PruneNeuronsReport:
+class PruneNeuronsReport(Report):
     """The result of `prune_neurons`.
 
     Attributes:
@@ -61,6 +61,7 @@ class PruneNeuronsReport:
         model_parameters_before, model_parameters_after: of the whole model.
     """
 
+    TOTALS, ENTRIES = ("removed",), "blocks"
     blocks: tuple[PrunedBlock, ...]
     model_parameters_before: int
     model_parameters_after: int
@@ -70,26 +71,21 @@ class PruneNeuronsReport:
         """The number of neurons removed."""
         return sum(block.neurons_before - block.neurons_after for block in self.blocks)
 
-    def to_dict(self) -> dict:
-        """Return all numbers, ready for JSON."""
-        return {"removed": self.removed} | dataclasses.asdict(self)
+    def columns(self) -> dict[str, Cell]:
+        return {
+            "block": "{.path}",
+            "role": "{.role}",
+            "neurons": "{0.neurons_before} -> {0.neurons_after}",
+            "parameters": "{0.parameters_before:,} -> {0.parameters_after:,}",
+            "output lost": "{.share_lost:.2%}",
+        }
 
-    def __str__(self) -> str:
-        rows = [
-            (
-                block.path,
-                block.role,
-                f"{block.neurons_before} -> {block.neurons_after}",
-                f"{block.parameters_before:,} -> {block.parameters_after:,}",
-                f"{block.share_lost:.2%}",
-            )
-            for block in self.blocks
-        ]
-        before, after = self.model_parameters_before, self.model_parameters_after
-        last = f"{self.removed:,} neurons removed; model parameters {before:,} -> {after:,} ({after / before - 1:+.1%})"
-        table = text_table(("block", "role", "neurons", "parameters", "output lost"), rows, last)
-        lost = sum(block.share_lost for block in self.blocks) / max(1, len(self.blocks))
-        return "\n".join(filter(None, [table, loss_in_words(lost)]))
+    def closing(self) -> str:
+        parameters = change(self.model_parameters_before, self.model_parameters_after)
+        return f"{self.removed:,} neurons removed; model parameters {parameters}"
+
+    def remarks(self) -> list[str]:
+        return [loss_in_words(sum(block.share_lost for block in self.blocks) / max(1, len(self.blocks)))]
 
 
 @checking_arguments

@@ -1,7 +1,6 @@
 """export: write a model for the engine that serves it, run it there, and compare it with PyTorch."""
 
 import copy
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from collab_heads.base.checks import check_choice
 from collab_heads.base.numerics import keeping_threads
 from collab_heads.base.option_values import EXPORT_TARGETS, ExportTarget
 from collab_heads.base.progress import one_bar, progress_bar
+from collab_heads.base.report import Report
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.files.folders import check_new, write_folder
 from collab_heads.heads.fold import fold_heads
@@ -30,7 +30,7 @@ from collab_heads.sites.record import CollabConfig
 
 
 @dataclass(frozen=True)
-class ExportReport:
+class ExportReport(Report):
     """The result of `export`.
 
     Attributes:
@@ -60,20 +60,15 @@ class ExportReport:
     seconds_after: float
     notes: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict:
-        """Return all numbers, ready for JSON."""
-        return dataclasses.asdict(self)
-
-    def __str__(self) -> str:
+    def lines(self) -> list[str]:
         kind = f"{self.to}, int8" if self.int8 else self.to
-        lines = [
+        return [
             f"{kind}: {self.megabytes:.1f} MB in {self.folder}",
             f"largest difference of the output from PyTorch: {self.difference:.2g} of its largest value",
             *self.about_tokens(),
             f"time on the examples, one thread: {1000 * self.seconds_before:.1f} -> {1000 * self.seconds_after:.1f} ms",
             *self.notes,
         ]
-        return "\n".join(lines)
 
     def about_tokens(self) -> Iterator[str]:
         """Yield what the share of equal tokens means."""

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_count, is_count, is_number
 from collab_heads.base.progress import progress_bar
+from collab_heads.base.report import Report, plain
 from collab_heads.errors import ArgumentError, CalibrationError, SwapError
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.model.vocabularies import check_words, digest, vocabularies_of
@@ -31,7 +32,7 @@ SHOWN = 8  # names in a report
 
 
 @dataclass(frozen=True)
-class VocabularyReport:
+class VocabularyReport(Report):
     """The result of `trim_vocabulary`.
 
     Attributes:
@@ -58,9 +59,9 @@ class VocabularyReport:
 
     def to_dict(self) -> dict:
         """Return all numbers, ready for JSON."""
-        return {name: value for name, value in vars(self).items() if name != "tokenizer"}
+        return {name: plain(value) for name, value in vars(self).items() if name != "tokenizer"}
 
-    def __str__(self) -> str:
+    def lines(self) -> list[str]:
         whole, saved = self.model_parameters, self.parameters_before - self.parameters_after
         lines = [
             f"vocabulary: {self.tokens_before:,} -> {self.tokens_after:,} tokens",
@@ -75,7 +76,7 @@ class VocabularyReport:
                 f"also kept, because the model reads it itself: {shown} ({self.own_tokens:,} tokens that the texts do "
                 "not have)"
             )
-        return "\n".join(lines)
+        return lines
 
 
 @checking_arguments

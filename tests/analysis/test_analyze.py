@@ -12,10 +12,10 @@ from unchanged import assert_unchanged, refused, snapshot
 
 import collab_heads
 from collab_heads import ablation_curve, analyze_heads, leave_one_out, mean_loss
-from collab_heads.analysis.measures.comparison import rank_correlation
 from collab_heads.analysis.report.head_report import side_tables
 from collab_heads.analysis.report.pictures import pictures_in
 from collab_heads.errors import ArgumentError, CalibrationError, SwapError
+from collab_heads.heads.comparison import rank_correlation
 from collab_heads.heads.criteria import Gradient
 
 

@@ -11,7 +11,7 @@ from model_sizes import HEADS
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import DynamicRotation, get_adapter, prune_heads, swap_heads, swap_to_gated
-from collab_heads.analysis.measures.head_scores import map_scores
+from collab_heads.analysis.measures.head_scores import head_scores
 from collab_heads.analysis.measures.results import mean_distance
 from collab_heads.base.option_values import METRIC_WORDS
 from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, UnsupportedModelError
@@ -539,7 +539,7 @@ def test_names_say_what_is_compared():
     different = ("confidence", "output_distance", "map_distance", "base", "wasserstein")
     orders = {metric: tuple(sorted(scores[metric], key=scores[metric].get)) for metric in different}
     assert len(set(orders.values())) == len(different)
-    maps = map_scores(model, [inputs], "map_distance")
+    maps = head_scores(model, [inputs], ["map_distance"])["map_distance"]
     for slot, score in scores["pairwise"].items():
         assert score == pytest.approx(float(maps[slot.path][slot.head]), rel=1e-6)
 

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from collab_heads.analysis.measures.sentences import rows
 from collab_heads.base.arguments import checking_arguments
-from collab_heads.base.display import text_table
 from collab_heads.base.progress import progress_bar
+from collab_heads.base.report import Cell, Report
 from collab_heads.base.wrappers import check_passed, model_inside
 from collab_heads.contract.registry import get_adapter, head_numbers
 from collab_heads.errors import ArgumentError, NonFiniteError
@@ -29,7 +29,7 @@ IGNORED = -100  # labels that do not count
 
 
 @dataclass(frozen=True, eq=False)
-class Ablation:
+class Ablation(Report):
     """The result of `leave_one_out`.
 
     Attributes:
@@ -53,25 +53,14 @@ class Ablation:
         sign = -1.0 if self.higher_is_better else 1.0
         return {path: sign * (values - self.original) for path, values in self.without.items()}
 
-    def to_dict(self) -> dict:
-        """Return all numbers, ready for JSON."""
-        return {
-            "metric": self.metric,
-            "higher_is_better": self.higher_is_better,
-            "original": self.original,
-            "sites": [site.to_dict() for site in self.sites],
-            "heads": {path: list(numbers) for path, numbers in self.heads.items()},
-            "without": {path: values.tolist() for path, values in self.without.items()},
-        }
+    def columns(self) -> dict[str, Cell]:
+        def edge(of: Callable[[Tensor], Tensor]) -> Callable[[AttentionSite], str]:
+            return lambda site: f"{float(of(self.without[site.path] - self.original)):+.4f}"
 
-    def __str__(self) -> str:
-        rows = [
-            [site.path, site.role, *(f"{float(edge(change)):+.4f}" for edge in (torch.min, torch.max))]
-            for site in self.sites
-            for change in [self.without[site.path] - self.original]
-        ]
-        last = f"change of {self.metric} without one head; {self.original:.4f} with all"
-        return text_table(["site", "role", "lowest", "highest"], rows, last)
+        return {"site": "{.path}", "role": "{.role}", "lowest": edge(torch.min), "highest": edge(torch.max)}
+
+    def closing(self) -> str:
+        return f"change of {self.metric} without one head; {self.original:.4f} with all"
 
 
 @checking_arguments
@@ -104,8 +93,6 @@ def without_heads(model: PreTrainedModel, heads: Mapping) -> Iterator[None]:
 
 
 def silencer(alive: Tensor) -> Callable[[nn.Module, tuple], tuple]:
-    """Return a hook that sets the outputs of the heads that are not alive ([H] bool) to zero."""
-
     def hook(module: nn.Module, inputs: tuple) -> tuple:
         heads = inputs[0].unflatten(-1, (len(alive), -1))
         return (heads.masked_fill(~alive.to(heads.device)[:, None], 0.0).flatten(-2), *inputs[1:])

@@ -97,19 +97,11 @@ OF_MAPS: dict[str, Callable[[Maps], tuple[Tensor, Tensor]]] = {
 
 
 class MapScores(Observer):
-    """An observer that averages a measure of maps over sentences.
-
-    Args:
-        measure: the name of the measure.
-
-    Raises:
-        ArgumentError: on an unknown measure.
-    """
+    """An observer that averages a measure of maps over sentences."""
 
     weights = True
 
     def __init__(self, measure: str):
-        check_choice("measure of maps", measure, OF_MAPS)
         self.measure = measure
 
     def begin(self, sites: Sequence[AttentionSite]) -> None:
@@ -123,10 +115,6 @@ class MapScores(Observer):
         """Return path -> [H], float64 on the CPU.
 
         For "map_distance" it is the mean over the other heads of the site, and 0 for a lone head.
-
-        Raises:
-            CalibrationError: if no sentence counted at a site.
-            NonFiniteError: if a score is NaN or inf; the message names the first such site.
         """
         scores = {}
         for path, mean in self.means.items():
@@ -142,11 +130,7 @@ class MapScores(Observer):
 
 
 def maps_of(site: AttentionSite, weights: Tensor, batch: Batch) -> Maps:
-    """Return the maps of a batch.
-
-    Raises:
-        CalibrationError: if a mask of the batch does not fit; the message holds both shapes.
-    """
+    """Return the maps of a batch."""
     queries = batch.every_query(site)  # a decoder is padded where there are no labels: its keys have no other mask
     keys = batch.keys(site) if site.role == "dec-enc" else queries
     masks = []
@@ -160,36 +144,6 @@ def maps_of(site: AttentionSite, weights: Tensor, batch: Batch) -> Maps:
             )
         masks.append(mask.to(weights.device))
     return Maps(weights, *masks)
-
-
-def map_scores(
-    model: PreTrainedModel,
-    batches: Iterable[Mapping],
-    measure: str,
-) -> dict[str, Tensor]:
-    """Measure every head on its attention maps, in one pass; memory does not grow with the number of batches.
-
-    Args:
-        model: a supported transformers model; it runs in evaluation mode without gradients and is left as it was.
-        batches: input dicts as the model takes them, read once.
-        measure: "map_distance": the mean Euclidean distance from the head's map to those of the other heads of its site
-            (called "pairwise" in the source, which sums over heads). "base": the largest weight of the map; in causal
-            attention it is always 1 and ranks nothing. "wasserstein": the distance of the values of its weights from
-            equal ones. Each is a mean over sentences.
-
-    Returns:
-        path -> [H], float64, of every site that has heads.
-
-    Raises:
-        ArgumentError: on an unknown measure.
-        CalibrationError: if there are no batches, the model cannot take one (the message holds its index), a mask does
-            not fit, or no sentence counted at a site.
-        NonFiniteError: if a score is NaN or inf; the message names the first such site.
-        UnsupportedModelError: if the model is wrapped, or gives no attention weights.
-    """
-    scores = MapScores(measure)
-    observe(model, batches, [scores], exclude=())  # the source knows no ids that do not count
-    return scores.results()
 
 
 # metric -> measure of `head_statistics`
@@ -211,9 +165,10 @@ def head_scores(
         batches: input dicts as the model takes them, read once.
         metrics: "confidence": the mean over query tokens t of max_s A[t, s], the largest attention weight.
             "output_distance" (or "l2"): the mean of ‖z_h - z_j‖ over query tokens and the other heads of the site,
-            where z are the outputs. The others are means over sentences, see `map_scores`: "map_distance" (or
-            "pairwise"), ‖A_h - A_j‖ of whole attention maps; "base", max_ts A[t, s]; "wasserstein", the distance of a
-            query's weights from equal ones.
+            where z are the outputs. The others are means over sentences: "map_distance" (or "pairwise"), the mean of
+            ‖A_h - A_j‖ over the other heads of the site (the source sums over them), of whole attention maps; "base",
+            max_ts A[t, s], which is always 1 in causal attention; "wasserstein", the distance of a query's weights from
+            equal ones.
         exclude: ids of tokens that do not count, as `head_statistics` takes them; maps are measured whole.
 
     Returns:
@@ -221,7 +176,9 @@ def head_scores(
 
     Raises:
         ArgumentError: on an unknown metric.
-        CollabHeadsError: all errors of `head_statistics` and `map_scores`.
+        CalibrationError: if no sentence counted at a site, and as `head_statistics` for the batches.
+        NonFiniteError: if a score is NaN or inf; the message names the first such site.
+        UnsupportedModelError: if the model is wrapped, or gives no attention weights.
 
     Source: Azov and Landau 2020 (MHR-NLP-Transformers); confidence: Voita et al. 2019, arXiv:1905.09418.
     """

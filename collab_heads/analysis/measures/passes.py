@@ -42,11 +42,6 @@ def query_masks(model: PreTrainedModel, inputs: Mapping, exclude: tuple[int, ...
     The decoder's queries are the tokens that it reads: decoder_input_ids, or the labels shifted right. Its first token
     counts whatever its id is. With labels, a position counts if there is a label to predict: these are its steps.
 
-    Args:
-        model: the model.
-        inputs: a batch as the model takes it.
-        exclude: ids of tokens that do not count.
-
     Returns:
         "encoder" and "decoder" -> [B, T] bool, or None if all count. The mask of a lone decoder is under "decoder"; a
         model with several stacks has a mask for each, under its name.
@@ -146,11 +141,7 @@ class Batch:
         return self._tokens[sides(site)[0]]
 
     def counted(self, site: AttentionSite, values: Tensor) -> Tensor:
-        """Select the values of the query tokens that count: [B, T, ...] -> [N, ...].
-
-        Raises:
-            CalibrationError: if the mask of the batch does not fit; the message holds both shapes.
-        """
+        """Select the values of the query tokens that count: [B, T, ...] -> [N, ...]."""
         mask = self.queries(site)
         if mask is None:
             return values.flatten(0, 1)
@@ -243,9 +234,6 @@ def excluded_tokens(model: PreTrainedModel, exclude: Iterable[int] | None) -> tu
     """Return the ids that do not count as queries: the given ones, else those that end a sentence in the configs.
 
     If the configs name none (BERT), all tokens count, and a warning says so once.
-
-    Raises:
-        ArgumentError: if `exclude` holds anything but token ids.
     """
     if exclude is not None:
         return check_exclude(exclude)

@@ -2,17 +2,18 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 from collab_heads.base.checks import did_you_mean
-from collab_heads.base.display import text_table
+from collab_heads.base.report import Cell, Report
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.files.atomic import write_file
 from collab_heads.files.folders import alone_in
@@ -24,13 +25,7 @@ VERSION = 1
 
 
 def write_statistics(folder: Path, tensors: Mapping[str, Tensor], description: Mapping) -> None:
-    """Write both files, each whole or not at all; the JSON file comes last and marks them complete.
-
-    Args:
-        folder: created if it does not exist; other files in it stay.
-        tensors: name -> tensor.
-        description: JSON object to store.
-    """
+    """Write both files, each whole or not at all; the JSON file comes last and marks them complete."""
     content = save({name: each.contiguous() for name, each in tensors.items()})
     with alone_in(folder):
         new = write_file(folder / f"{TENSORS}.new", content)  # what is most likely to fail comes before any change
@@ -44,9 +39,6 @@ def read_statistics(folder: Path) -> tuple[dict[str, Tensor], dict]:
 
     Returns:
         The tensors by name, and the description.
-
-    Raises:
-        DataError: if a file is missing, damaged or of another version; the message names it.
     """
     description = read_document(folder / DESCRIPTION, VERSION, "description of head statistics", dict)
     path = folder / TENSORS
@@ -71,7 +63,7 @@ PLACES = {
 
 
 @dataclass(frozen=True, eq=False)
-class HeadStatistics:
+class HeadStatistics(Report):
     """The result of `head_statistics`; tensors are float64 on the CPU.
 
     Attributes:
@@ -128,29 +120,25 @@ class HeadStatistics:
         """Return the names of the measures, and "alphas"."""
         return (*self.measures, "alphas")
 
-    def to_dict(self) -> dict:
-        """Return all numbers, ready for JSON."""
-        tensors = {name: {path: each.tolist() for path, each in getattr(self, name).items()} for name in self.names()}
-        sites = [site.to_dict() for site in self.sites]
-        described = {"measures": list(self.measures), "excluded": list(self.excluded), "sites": sites}
-        return described | {"tokens": dict(self.tokens)} | tensors
+    def to_dict(self) -> dict[str, Any]:
+        """Return all numbers, ready for JSON, of the measures that were taken."""
+        left_out = {*MEASURES} - {*self.measures}
+        return {name: value for name, value in super().to_dict().items() if name not in left_out}
 
     def __eq__(self, other: object) -> bool:
         return self.to_dict() == other.to_dict() if isinstance(other, HeadStatistics) else NotImplemented
 
-    def __str__(self) -> str:
-        heads = [name for name in OF_HEADS if name in self.measures]
-        pairs = [name for name in OF_PAIRS if name in self.measures]
-        rows = []
-        for site in self.sites:
-            row = [site.path, site.role, site.heads_in_words, str(self.tokens[site.path])]
-            row += [spread(getattr(self, name).get(site.path)) for name in heads]
-            rows.append(row + [pair_mean(getattr(self, name)[site.path]) for name in pairs])
-        header = ["site", "role", "heads", "tokens", *(name.replace("_", " ") for name in heads), *pairs]
+    def columns(self) -> dict[str, Cell]:
+        columns: dict[str, Cell] = {"site": "{.path}", "role": "{.role}", "heads": "{.heads_in_words}"}
+        columns["tokens"] = lambda site: str(self.tokens[site.path])
+        for name in (each for each in MEASURES if each in self.measures):
+            form = spread if name in OF_HEADS else pair_mean
+            columns[name.replace("_", " ")] = partial(cell, form, getattr(self, name))
+        return columns
+
+    def closing(self) -> str:
         ends = f"without the token ids {', '.join(map(str, self.excluded))}" if self.excluded else "of any kind"
-        return text_table(
-            header, rows, f"means over query tokens {ends}, and the range over heads; cosine and l2 over pairs"
-        )
+        return f"means over query tokens {ends}, and the range over heads; cosine and l2 over pairs"
 
     def save(self, folder: str | Path) -> None:
         """Write `head_statistics.safetensors` and `head_statistics.json` into a folder, which may hold other files.
@@ -224,13 +212,15 @@ def pick(tensors: Mapping[str, Tensor], name: str, sites: Sequence[AttentionSite
     return of_measure
 
 
-def spread(values: Tensor | None) -> str:
-    """Format the mean and the range over heads for a table."""
-    return "-" if values is None else f"{values.mean():.3f} ({values.min():.3f} to {values.max():.3f})"
+def cell(form: Callable[[Tensor], str], values: Mapping[str, Tensor], site: AttentionSite) -> str:
+    return form(values[site.path]) if site.path in values else "-"
+
+
+def spread(values: Tensor) -> str:
+    return f"{values.mean():.3f} ({values.min():.3f} to {values.max():.3f})"
 
 
 def pair_mean(matrix: Tensor) -> str:
-    """Format the mean over pairs of different heads for a table."""
     heads = len(matrix)
     return f"{float((matrix.sum() - matrix.trace()) / (heads * (heads - 1))):.3f}" if heads > 1 else "-"
 

@@ -24,9 +24,6 @@ class Sentences:
 
     Attributes:
         count: number of sentences in the last complete reading; 0 before.
-
-    Raises:
-        ArgumentError: on an iterator, which can be read only once.
     """
 
     def __init__(self, batches: Iterable[Mapping]):
@@ -60,12 +57,10 @@ class Sentences:
 
 
 def rows(batch: Mapping) -> int:
-    """Return the number of sentences in a batch."""
     return max((len(v) for v in batch.values() if isinstance(v, Tensor) and v.ndim), default=0)
 
 
 def is_per_row(value: object, size: int) -> bool:
-    """Return True if a value of a batch has one entry per sentence."""
     return isinstance(value, Tensor) and value.ndim > 0 and len(value) == size
 
 
@@ -76,11 +71,6 @@ def typical_sentences(model: PreTrainedModel, batches: Iterable[Mapping], number
     """Choose sentences of typical lengths: the median for one, the quartiles for three, and so on.
 
     The model does not run. For encoder-decoders, lengths are those of the source.
-
-    Args:
-        model: the model whose inputs they are.
-        batches: input dicts as the model takes them, read once.
-        number: number of sentences; all are chosen if there are no more.
 
     Returns:
         The places of the sentences, the shortest first.
@@ -146,7 +136,6 @@ class AttentionExamples(Observer):
         self.seen = {}
 
     def see_weights(self, site: AttentionSite, attention: Attention, batch: Batch) -> None:
-        """Keep the weights of the chosen sentences of the batch."""
         weights = attention.weights
         masks = batch.unpadded_queries(site), batch.keys(site)
         for place in self.chosen:
@@ -173,5 +162,4 @@ class AttentionExamples(Observer):
 
 
 def where(mask: Tensor | None, row: int, length: int) -> Tensor:
-    """Return the positions of a row that are not padding."""
     return torch.arange(length) if mask is None else mask[row].nonzero().flatten().cpu()

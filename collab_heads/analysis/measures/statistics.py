@@ -36,11 +36,6 @@ def first_token(site: AttentionSite, attention: Attention, batch: Batch) -> Tens
 def first_and_later(site: AttentionSite, attention: Attention, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return where the sequences of a batch begin, and which of their tokens come later.
 
-    Args:
-        site: a site of self-attention.
-        attention: its weights.
-        batch: the current batch.
-
     Returns:
         The index of the first token that is not padding, [B], and whether a token comes after it, [B, T] bool.
     """
@@ -55,12 +50,10 @@ def first_and_later(site: AttentionSite, attention: Attention, batch: Batch) -> 
 
 
 def confidence(site: AttentionSite, attention: Attention, batch: Batch) -> Tensor:
-    """Return the largest weight of every query token: [N, H]."""
     return batch.counted(site, attention.largest[0].mT)
 
 
 def entropy(site: AttentionSite, attention: Attention, batch: Batch) -> Tensor:
-    """Return the entropy of the weights of every query token, in nats: [N, H]."""
     return batch.counted(site, torch.special.entr(attention.weights).sum(-1).mT)
 
 
@@ -111,24 +104,15 @@ class RunningMean:
         self.count, self.total = 0, torch.zeros((), dtype=torch.float64)
 
     def add(self, values: Tensor) -> None:
-        """Add values: [N, ...]."""
         self.count += len(values)
         self.total = self.total.to(values.device) + values.sum(0)
 
     def mean(self) -> Tensor:
-        """Return the mean: [...], on the CPU."""
         return (self.total / self.count).cpu()
 
 
 class Statistics(Observer):
-    """An observer that averages measures over query tokens.
-
-    Args:
-        measures: names of the measures.
-
-    Raises:
-        ArgumentError: on an unknown measure, or none.
-    """
+    """An observer that averages measures over query tokens."""
 
     def __init__(self, measures: Measure | Iterable[Measure] = MEASURES):
         self.measures = check_measures(measures)
@@ -151,12 +135,7 @@ class Statistics(Observer):
             self.means[site.path, measure].add(OF_OUTPUTS[measure](counted))
 
     def results(self, model: PreTrainedModel, adapter: AttentionAdapter, excluded: tuple[int, ...]) -> HeadStatistics:
-        """Return the statistics.
-
-        Raises:
-            CalibrationError: if no token counted at a site.
-            NonFiniteError: if a statistic is NaN or inf; the message names the first such site.
-        """
+        """Return the statistics."""
         sites = self.sites
         tokens = {site.path: 0 for site in sites}
         for (path, _), mean in self.means.items():
@@ -228,14 +207,12 @@ def head_statistics(
 
 
 def has(site: AttentionSite, measure: str) -> bool:
-    """Return True if a measure is defined for a site."""
     return measure != "first_token" or site.role != "dec-enc"
 
 
 def check_means(
     means: Mapping[tuple[str, str], RunningMean], tokens: Mapping[str, int], excluded: tuple[int, ...]
 ) -> None:
-    """Raise CalibrationError for a site without counted tokens, NonFiniteError for one with NaN or inf."""
     for (path, measure), mean in means.items():
         if not tokens[path]:
             raise CalibrationError(

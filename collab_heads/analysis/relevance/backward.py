@@ -34,10 +34,10 @@ from transformers.utils import ModelOutput
 from collab_heads.base.progress import progress_bar
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.registry import get_adapter
-from collab_heads.errors import CalibrationError, CollabHeadsError, UnsupportedModelError
+from collab_heads.errors import UnsupportedModelError
 from collab_heads.layers.fused import FusedPart
 from collab_heads.layers.query_key import QueryKey
-from collab_heads.model.batches import check_modalities, each_batch, evaluating
+from collab_heads.model.batches import each_batch, evaluating, naming_batch
 from collab_heads.model.open_layers import OpenLayers, OpenSite
 from collab_heads.model.opened import input_device, opened
 from collab_heads.model.refusals import check_wrapper
@@ -113,7 +113,6 @@ def layer_norm(module: nn.LayerNorm, x: Tensor, y: Tensor) -> Tensor:
 
 
 def constant(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Apply the rule of modules that only weigh something else."""
     return y.detach()
 
 
@@ -205,8 +204,6 @@ def score_projections(site: OpenSite) -> Sequence[nn.Module | FusedPart]:
 
 
 def hook_of(rule: Rule):
-    """Return a forward hook that gives the module's output another graph."""
-
     def hook(module: nn.Module, inputs: tuple, output: Tensor) -> Tensor:
         return rule(module, inputs[0], output)
 
@@ -230,9 +227,6 @@ def explain_batches(
         see: called with the inputs, on the model's device, and the model's outputs; it takes the gradients.
         what: the label of the progress bar.
         cut: batch -> the portions of it to run one after the other.
-
-    Raises:
-        CalibrationError: if there are no batches, or the model cannot take one (the message holds its index).
     """
     total = operator.length_hint(batches) or None
     with opened(model, adapter, of="model"), explaining(model):
@@ -243,17 +237,8 @@ def explain_batches(
 
 
 def run(model: PreTrainedModel, adapter: AttentionAdapter, inputs: Mapping, index: int) -> ModelOutput:
-    """Run a forward pass with a conservative graph; an error of the model becomes a CalibrationError."""
-    with conservative(model):
-        try:
-            check_modalities(model, inputs)
-            return model(**{**inputs, "return_dict": True})
-        except CollabHeadsError:
-            raise
-        except Exception as error:  # whatever the model raises about its inputs, with the batch named
-            raise CalibrationError(
-                f"{type(model).__name__} cannot take batch {index} with {sorted(inputs)}: {error}"
-            ) from error
+    with conservative(model), naming_batch(model, index, inputs):
+        return model(**{**inputs, "return_dict": True})
 
 
 @contextmanager

@@ -1,18 +1,19 @@
 """Compare contributions: of several models, of one model over its training, or after several kinds of prefixes."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from collab_heads.analysis.measures.passes import check_exclude
 from collab_heads.analysis.measures.sentences import Sentences
-from collab_heads.analysis.relevance.contribution_curve import difference_and_error
+from collab_heads.analysis.relevance.contribution_curve import difference_and_error, draw_curves, draw_history
 from collab_heads.analysis.relevance.contribution_results import (
     PER_TOKEN,
     VERSION,
@@ -27,16 +28,20 @@ from collab_heads.base.checks import check_choice
 from collab_heads.base.display import portable_name, text_table
 from collab_heads.base.option_values import PrefixKind
 from collab_heads.base.progress import progress_bar
+from collab_heads.base.report import Report
 from collab_heads.errors import ArgumentError
 from collab_heads.files.reading import read_document, write_document
 from collab_heads.model.loading import load_or_explain
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Model = PreTrainedModel | str | Path
 SMALLEST = 1e-9  # smallest share of a token in a divergence, which a share of 0 would make infinite
 
 
 @dataclass(frozen=True, eq=False)
-class ContributionComparison:
+class ContributionComparison(Report):
     """The result of `compare_contributions`.
 
     Attributes:
@@ -108,6 +113,38 @@ class ContributionComparison:
         """Return the same without the relevance of every token to every token."""
         return replace(self, runs=tuple((name, run.without_relevance()) for name, run in self.runs))
 
+    def plot(self, parts: int | None = None, *, title: str | None = None) -> "Figure":
+        """Draw the curves of all runs, see `TokenContributions.plot`.
+
+        Args:
+            parts: number of parts of a sentence; None uses positions.
+            title: a title for the figure.
+        """
+        runs = dict(zip(self.labels(), (run.curves(parts) for _, run in self.runs), strict=True))
+        return draw_curves(runs, self.runs[0][1].names, parts is not None, title)
+
+    def plot_history(self, *, title: str | None = None) -> "Figure":
+        """Draw the means over a training, a point per checkpoint, and the divergence from the last checkpoint.
+
+        The horizontal axis shows the numbers in the names of the models, or else their order.
+
+        Args:
+            title: a title for the figure.
+
+        Raises:
+            ArgumentError: if there are fewer than two models.
+            MissingPackageError: if matplotlib is not installed.
+        """
+        names, steps = self.models(), self.steps()
+        if len(names) < 2:
+            raise ArgumentError(f"a history needs two checkpoints or more; this compares {len(names)}")
+        kinds = dict.fromkeys(run.prefixes for _, run in self.runs)
+        means = {measure: {kind: self.over_models(measure, kind) for kind in kinds} for measure in PER_TOKEN}
+        far = [self.divergence.get(name, math.nan) for name in names]
+        label = "step" if steps else "checkpoint"
+        at = steps or list(range(1, len(names) + 1))
+        return draw_history(at, means, far, self.runs[0][1].names, label, title)
+
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return the header and the rows of a table with a row per run."""
         names = self.runs[0][1].names
@@ -123,8 +160,8 @@ class ContributionComparison:
             rows.append(row + ["" if far is None else f"{far:.4f}"] * bool(self.divergence))
         return header, rows
 
-    def __str__(self) -> str:
-        return text_table(*self.table(), "means over generated tokens, \u00b1 the standard error over sentences")
+    def lines(self) -> list[str]:
+        return [text_table(*self.table(), "means over generated tokens, \u00b1 the standard error over sentences")]
 
     def to_dict(self) -> dict:
         """Return all numbers, ready for JSON."""
@@ -262,5 +299,4 @@ def divergence(last: TokenContributions, other: TokenContributions) -> float:
 
 
 def with_error(mean: float, error: float, sign: bool = False) -> str:
-    """Format a mean and its standard error for a table."""
     return f"{mean:{'+' if sign else ''}.3f}" + ("" if none_for_nan(error) is None else f" \u00b1 {error:.3f}")

@@ -1,15 +1,31 @@
-"""Means over sentences of unequal length, and their standard errors."""
+"""Means over sentences of unequal length with their standard errors, and pictures of them."""
+
+from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from collab_heads.base.checks import check_count
+from collab_heads.plots.canvas import LINES, MARKERS, OKABE_ITO, drawn, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 NORMAL_95 = 1.959964  # standard errors on either side of a mean
+# measure -> the title of its panel, with the names of the two sides
+TITLES = {
+    "source": "share of the {0}",
+    "source_entropy": "entropy of the {0}, nats",
+    "target_entropy": "entropy of the {1}, nats",
+    "influence": "influence of {0} tokens (mean 1)",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,16 +58,7 @@ class Curve:
 
 
 def mean_curve(rows: Sequence[Tensor], parts: int | None = None) -> Curve:
-    """Average rows of unequal length [p], position by position or by parts of a row.
-
-    Args:
-        rows: the numbers of every sentence.
-        parts: number of parts of a row; None averages by position. A row with fewer numbers has none in some of the
-            parts.
-
-    Raises:
-        ArgumentError: if `parts` is below 1.
-    """
+    """Average rows of unequal length [p], position by position or by parts of a row."""
     if parts is not None:
         check_count("parts", parts, least=1)
         rows = [by_part(row, parts) for row in rows]
@@ -104,3 +111,79 @@ def spread(moves: Tensor) -> float:
     """Return the standard error of a mean, from how far each row moves it; NaN for a single row."""
     count = len(moves)
     return math.sqrt(float(moves.square().sum()) * count / (count - 1)) if count > 1 else math.nan
+
+
+@drawn
+def draw_curves(
+    runs: Mapping[str, Mapping[str, Curve]], sides: tuple[str, str], is_relative: bool, title: str | None
+) -> Figure:
+    """Draw curves in four panels: a line per run, with its 95 % interval as a band."""
+    figure = new_figure(8.6, 5.2, title)
+    for axes, (measure, text) in zip(figure.subplots(2, 2).flat, TITLES.items(), strict=True):
+        for index, (name, curves) in enumerate(runs.items()):
+            draw_curve(axes, curves[measure], index, name, is_relative)
+        token = f"{sides[0]} token" if measure == "influence" else "generated token"
+        ends = ", from the first (0) to the last (1)" if is_relative else ""
+        axes.set(title=text.format(*sides), xlabel=f"position of the {token}{ends}")
+        axes.set_ylim(bottom=0, top=1 if measure == "source" else None)
+        finish(axes)
+    if any(runs):
+        handles, names = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=min(4, len(runs)), frameon=False)
+    return figure
+
+
+def draw_curve(axes: Axes, curve: Curve, index: int, name: str, is_relative: bool) -> None:
+    colour = OKABE_ITO[index % len(OKABE_ITO)]
+    line = LINES[(index + index // len(OKABE_ITO)) % len(LINES)]
+    at = curve.at.numpy() + (0 if is_relative else 1)
+    low, high = (each.numpy() for each in curve.interval())
+    axes.plot(at, curve.mean.numpy(), line, color=colour, marker=MARKERS[index % 8], ms=3, lw=1.3, label=name)
+    known = np.isfinite(low)
+    axes.fill_between(at[known], low[known], high[known], color=colour, alpha=0.18, linewidth=0)
+
+
+@drawn
+def draw_history(
+    at: Sequence[int],
+    means: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
+    divergence: Sequence[float],
+    sides: tuple[str, str],
+    label: str,
+    title: str | None,
+) -> Figure:
+    """Draw means over a training: a point per checkpoint, a line per kind of prefixes. The last panel has divergences.
+
+    Args:
+        at: [N], the places of the checkpoints.
+        means: measure -> kind of prefixes -> [N] means and their standard errors.
+        divergence: [N], from the last checkpoint.
+        sides: the names of the source and of the target.
+        label: of the horizontal axis.
+        title: a title for the figure.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    figure = new_figure(8.6, 5.2, title)
+    *panels, last = figure.subplots(2, 2).flat
+    for axes, (measure, kinds) in zip(panels, means.items(), strict=True):
+        for index, (kind, found) in enumerate(kinds.items()):
+            values, errors = zip(*found, strict=True)
+            bars = NORMAL_95 * torch.tensor(errors).nan_to_num(0.0).numpy()
+            style = {"color": OKABE_ITO[index], "marker": MARKERS[index], "linestyle": LINES[index]}
+            axes.errorbar(at, values, yerr=bars, markersize=3.5, linewidth=1.3, capsize=2, label=kind, **style)
+        axes.set(title=TITLES[measure].format(*sides))
+        if len(kinds) > 1 and axes is panels[0]:
+            axes.legend(frameon=True)
+    last.plot(at, divergence, color=OKABE_ITO[0], marker="o", markersize=3.5, linewidth=1.3)
+    last.set(title="divergence from the last, nats")
+    for axes in figure.axes:
+        axes.set_xlabel(label)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        finish(axes)
+    return figure
+
+
+def finish(axes: Axes) -> None:
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -3,20 +3,24 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from collab_heads.analysis.relevance.contribution_curve import Curve, mean_and_error, mean_curve
+from collab_heads.analysis.relevance.contribution_curve import Curve, draw_curves, mean_and_error, mean_curve
 from collab_heads.analysis.relevance.sentence_contributions import SentenceContributions
 from collab_heads.analysis.relevance.sides import SourceAndTarget
 from collab_heads.base.checks import check_choice
 from collab_heads.base.display import text_table
 from collab_heads.base.option_values import PrefixKind
+from collab_heads.base.report import Report, plain
 from collab_heads.errors import ArgumentError
 from collab_heads.files.reading import read_document, write_document
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 VERSION = 1
 PARTS = 10  # of a sentence, in JSON and pictures
@@ -48,7 +52,7 @@ class ContributionExample:
 
 
 @dataclass(frozen=True, eq=False)
-class TokenContributions:
+class TokenContributions(Report):
     """The result of `token_contributions`.
 
     Attributes:
@@ -157,22 +161,18 @@ class TokenContributions:
         """Return the same without the relevance of every token to every token, which is most of a file."""
         return replace(self, sentences=tuple(replace(sentence, relevance=None) for sentence in self.sentences))
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> dict[str, Any]:
         """Return all numbers, ready for JSON."""
-        averages = {measure: list(self.average(measure)) for measure in PER_TOKEN}
-        return {
+        computed = {
             "version": VERSION,
             "mean": self.mean,
-            "averages": {measure: [none_for_nan(each) for each in pair] for measure, pair in averages.items()},
-            "source": self.source.tolist(),
-            "counts": self.counts.tolist(),
-            "by_position": {measure: self.curve(measure).to_dict() for measure in CONTRIBUTIONS},
-            "by_part": {measure: self.curve(measure, PARTS).to_dict() for measure in CONTRIBUTIONS},
-            "excluded": list(self.excluded),
-            "names": list(self.names),
-            "prefixes": self.prefixes,
-            "sentences": [sentence.to_dict() for sentence in self.sentences],
+            "averages": {name: [none_for_nan(each) for each in self.average(name)] for name in PER_TOKEN},
+            "source": self.source,
+            "counts": self.counts,
+            "by_position": self.curves(),
+            "by_part": self.curves(PARTS),
         }
+        return plain(computed) | super().to_dict()
 
     @classmethod
     def from_dict(cls, stored: dict) -> "TokenContributions":
@@ -219,8 +219,30 @@ class TokenContributions:
             rows.append([str(position), str(count), *(f"{number:.3f}" for number in numbers)])
         return header, rows
 
-    def __str__(self) -> str:
-        return text_table(*self.table(), self.summary())
+    def lines(self) -> list[str]:
+        return [text_table(*self.table(), self.summary())]
+
+    def plot(self, parts: int | None = None, *, title: str | None = None) -> "Figure":
+        """Draw curves with 95 % intervals: the share of the source, entropies, the influence of source tokens.
+
+        Args:
+            parts: number of parts of a sentence, to compare sentences of all lengths; None uses positions, of which
+                only long sentences have the late ones.
+            title: a title for the figure.
+
+        Raises:
+            ArgumentError: if `parts` is below 1.
+            MissingPackageError: if matplotlib is not installed.
+        """
+        return draw_curves({"": self.curves(parts)}, self.names, parts is not None, title)
+
+    def curves(self, parts: int | None = None) -> dict[str, Curve]:
+        """Return every measure by position.
+
+        Args:
+            parts: see `curve`.
+        """
+        return {measure: self.curve(measure, parts) for measure in CONTRIBUTIONS}
 
     def summary(self) -> str:
         """Return the result in one sentence."""
@@ -231,5 +253,4 @@ class TokenContributions:
 
 
 def none_for_nan(number: float) -> float | None:
-    """Return None for NaN, which JSON does not have, else the number."""
     return None if torch.tensor(number).isnan() else number

@@ -65,11 +65,7 @@ class Portion:
 
 
 def sentences_of(portion: Portion, exclude: tuple[int, ...], keep_relevance: bool) -> list[SentenceContributions]:
-    """Return the contributions of the tokens of every sentence, in the order of the rows.
-
-    Raises:
-        NonFiniteError: if a share is NaN or inf, or all relevances of a generated token are 0.
-    """
+    """Return the contributions of the tokens of every sentence, in the order of the rows."""
     values, counted = portion.sides.explained(portion.model, portion.outputs, portion.inputs, exclude)
     counted = counted.cpu()
     positions = counted.any(0).nonzero().flatten()
@@ -102,13 +98,11 @@ def sentences_of(portion: Portion, exclude: tuple[int, ...], keep_relevance: boo
 
 
 def first_choices(outputs: ModelOutput) -> Tensor | None:
-    """Return the ids of the largest logits, [B, T]; None for a model without logits."""
     logits = getattr(outputs, "logits", None)
     return None if logits is None or logits.ndim != 3 else logits.argmax(-1).cpu()
 
 
 def known_ids(ids: Tensor) -> tuple[int, ...]:
-    """Return the ids of tokens as a tuple, which is empty if one of them is unknown."""
     return tuple(ids.tolist()) if len(ids) and bool((ids >= 0).all()) else ()
 
 
@@ -219,11 +213,7 @@ def token_contributions(
 
 
 class RowOrder:
-    """The order of sentences while batches are cut into portions of similar length, without padding.
-
-    Args:
-        is_encoder_decoder: whether the decoder reads the labels.
-    """
+    """The order of sentences while batches are cut into portions of similar length, without padding."""
 
     def __init__(self, is_encoder_decoder: bool):
         self.is_encoder_decoder = is_encoder_decoder
@@ -240,7 +230,6 @@ class RowOrder:
             yield {name: value for name, value in portion.items() if name != ROW}
 
     def places(self, count: int) -> list[tuple[int, int]]:
-        """Return batch and row of every sentence of the current portion."""
         return [(self.batch, row) for row in (range(count) if self.rows is None else self.rows)]
 
 

@@ -12,7 +12,7 @@ from collab_heads.analysis.measures.passes import check_exclude, end_tokens
 from collab_heads.analysis.relevance.backward import explain_batches, leaf
 from collab_heads.analysis.relevance.sides import checked_target_values, top_logits
 from collab_heads.base.arguments import checking_arguments
-from collab_heads.base.display import text_table
+from collab_heads.base.report import Cell, Report
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
@@ -25,7 +25,7 @@ RelevanceTarget = Callable[[ModelOutput, Mapping], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class HeadRelevance:
+class HeadRelevance(Report):
     """The result of `head_relevance`; tensors are float64 on the CPU.
 
     Attributes:
@@ -48,34 +48,27 @@ class HeadRelevance:
     positions: int
     excluded: tuple[int, ...]
 
-    def to_dict(self) -> dict:
-        """Return all numbers, ready for JSON."""
-        tensors = {name: {k: v.tolist() for k, v in getattr(self, name).items()} for name in ("relevance", "signed")}
-        described = {name: getattr(self, name) for name in ("explained", "sentences", "positions")}
-        sites = [site.to_dict() for site in self.sites]
-        return {"sites": sites, "excluded": list(self.excluded)} | described | tensors
-
     def __eq__(self, other: object) -> bool:
         return self.to_dict() == other.to_dict() if isinstance(other, HeadRelevance) else NotImplemented
 
-    def __str__(self) -> str:
-        rows = []
-        for site in self.sites:
-            shares, signed = self.relevance[site.path], self.signed[site.path]
+    def columns(self) -> dict[str, Cell]:
+        def strongest(site: AttentionSite) -> str:
+            shares = self.relevance[site.path]
             order = shares.argsort(descending=True, stable=True).tolist()
-            rows.append(
-                [
-                    site.path,
-                    site.role,
-                    site.heads_in_words,
-                    ", ".join(f"{head} ({shares[head]:.2f})" for head in order[:3]),
-                    f"{shares[order[-1]]:.3f}",
-                    f"{float(signed.sum()):.3f}",
-                ]
-            )
+            return ", ".join(f"{head} ({shares[head]:.2f})" for head in order[:3])
+
+        return {
+            "site": "{.path}",
+            "role": "{.role}",
+            "heads": "{.heads_in_words}",
+            "strongest heads (share)": strongest,
+            "weakest": lambda site: f"{self.relevance[site.path].min():.3f}",
+            "relevance of all": lambda site: f"{float(self.signed[site.path].sum()):.3f}",
+        }
+
+    def closing(self) -> str:
         said = f"{self.explained:.3f} is explained per sentence: means of {self.sentences} sentences"
-        header = ["site", "role", "heads", "strongest heads (share)", "weakest", "relevance of all"]
-        return text_table(header, rows, f"{said}, {self.positions} positions")
+        return f"{said}, {self.positions} positions"
 
 
 class RunningRelevance:
@@ -92,7 +85,6 @@ class RunningRelevance:
         self.shares = self.signed = torch.zeros((), dtype=torch.float64)
 
     def add(self, relevance: Tensor) -> None:
-        """Add the sentences of a batch: [B, H]."""
         sizes = relevance.abs()
         whole = sizes.sum(-1, keepdim=True).clamp(min=torch.finfo(sizes.dtype).tiny)  # all are 0: no shares
         self.count += len(relevance)
@@ -209,7 +201,6 @@ def check_sums(
     sites: list[AttentionSite],
     sums: Mapping[str, RunningRelevance],
 ) -> None:
-    """Raise CalibrationError for a site that was not reached, NonFiniteError for one with NaN or inf."""
     for path, running in sums.items():
         if not running.count:
             raise CalibrationError(f"{path} was not reached by any batch")

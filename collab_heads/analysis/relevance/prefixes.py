@@ -40,11 +40,6 @@ def with_prefixes(
             another sentence of the batch, each used once; a batch of one takes one from the batch before it.
         num_beams: number of beams for "own".
         seed: seed for "random".
-
-    Raises:
-        ArgumentError: on an unknown kind, fewer than one beam, an invalid seed, or a single sentence for "random".
-        CalibrationError: if the model cannot generate from a batch; the message holds its index.
-        UnsupportedModelError: if a model that does not generate is to read its own prefixes.
     """
     check_choice("prefixes", kind, PREFIX_KINDS)
     check_count("num_beams", num_beams, least=1)
@@ -60,11 +55,7 @@ def with_prefixes(
 
 
 def check_prefixes(prefixes: PrefixKind | Sequence[PrefixKind]) -> tuple[PrefixKind, ...]:
-    """Return the requested kinds of prefixes, one or several, each once.
-
-    Raises:
-        ArgumentError: on an unknown kind, or if there are none.
-    """
+    """Return the requested kinds of prefixes, one or several, each once."""
     kinds = (prefixes,) if isinstance(prefixes, str) else tuple(dict.fromkeys(prefixes))
     for kind in kinds:
         check_choice("prefixes", kind, PREFIX_KINDS)
@@ -74,13 +65,7 @@ def check_prefixes(prefixes: PrefixKind | Sequence[PrefixKind]) -> tuple[PrefixK
 
 
 class Changed:
-    """Batches that are changed when they are read; an error while doing so names the batch's index.
-
-    Args:
-        model: the model that takes them.
-        batches: any iterable.
-        change: batch -> the changed one.
-    """
+    """Batches that are changed when they are read; an error while doing so names the batch's index."""
 
     def __init__(self, model: PreTrainedModel, batches: Iterable[Mapping], change: Change):
         self.model, self.batches, self.change = model, batches, change
@@ -103,8 +88,6 @@ class Changed:
 
 
 def own_of(model: PreTrainedModel, num_beams: int, alone: bool) -> Change:
-    """Return a change that gives batches the prefixes that the model generates."""
-
     def own(batch: Mapping) -> Mapping:
         with evaluating(model):
             if alone:
@@ -116,12 +99,7 @@ def own_of(model: PreTrainedModel, num_beams: int, alone: bool) -> Change:
 
 
 class RandomPrefixes:
-    """A change that gives every sentence the target of another one, or every prompt another continuation.
-
-    Args:
-        seed: seed of the random order.
-        alone: whether a decoder alone reads both sides.
-    """
+    """A change that gives every sentence the target of another one, or every prompt another continuation."""
 
     def __init__(self, seed: int, alone: bool):
         self.generator, self.alone = torch.Generator().manual_seed(seed), alone

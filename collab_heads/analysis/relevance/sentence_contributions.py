@@ -112,13 +112,11 @@ class TokenRelevance:
         return source, target, said
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all numbers, ready for JSON."""
         ids = {name: list(getattr(self, name)) for name in ("source_ids", "target_ids", "said")}
         return {"source": self.source.tolist(), "target": self.target.tolist()} | ids
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> "TokenRelevance":
-        """Return the relevance that `to_dict` described."""
         source, target = (as_matrix(stored[name]) for name in ("source", "target"))
         ids = (tuple(map(int, stored[name])) for name in ("source_ids", "target_ids", "said"))
         return cls(source, target, *ids)
@@ -145,13 +143,11 @@ class SentenceContributions:
     relevance: TokenRelevance | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all numbers, ready for JSON."""
         kept = {} if self.relevance is None else {"relevance": self.relevance.to_dict()}
         return {name: getattr(self, name).tolist() for name in NUMBERS} | kept
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> "SentenceContributions":
-        """Return the contributions that `to_dict` described."""
         relevance = TokenRelevance.from_dict(stored["relevance"]) if "relevance" in stored else None
         return cls(**{name: as_tensor(stored[name]) for name in NUMBERS}, relevance=relevance)
 
@@ -176,14 +172,12 @@ def of_sentence(relevance: Tensor, is_source: Tensor) -> SentenceContributions:
 
 
 def as_text(ids: tuple[int, ...], size: int, tokenizer: PreTrainedTokenizerBase | None) -> tuple[str, ...]:
-    """Return tokens as text: ids without a tokenizer, positions without ids."""
     if not ids:
         return tuple(map(str, range(size)))
     return tuple(map(str, ids if tokenizer is None else tokenizer.convert_ids_to_tokens(list(ids))))
 
 
 def as_tensor(values: Sequence) -> Tensor:
-    """Return numbers read from JSON as float64."""
     return torch.tensor(values, dtype=torch.float64)
 
 

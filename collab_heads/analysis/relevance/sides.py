@@ -37,10 +37,6 @@ def top_logits(
 
     Returns:
         Values [B, P] for P positions, and which of them count: [B, P] bool.
-
-    Raises:
-        ArgumentError: if the outputs are of none of these kinds.
-        CalibrationError: if a mask does not fit the positions; the message holds both shapes.
     """
     if (logits := getattr(outputs, "logits", None)) is not None:
         values = logits.max(-1).values
@@ -86,11 +82,7 @@ def counted(model: PreTrainedModel, values: Tensor, inputs: Mapping, exclude: tu
 
 
 def checked_target_values(values: object, model: PreTrainedModel) -> tuple[Tensor, Tensor]:
-    """Return the values of a user's `target`, [B] or [B, P], in the form of `top_logits`.
-
-    Raises:
-        ArgumentError: if they are something else, or do not depend on the model.
-    """
+    """Return the values of a user's `target`, [B] or [B, P], in the form of `top_logits`."""
     if not isinstance(values, Tensor) or values.ndim not in (1, 2) or not values.requires_grad:
         shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise ArgumentError(
@@ -116,7 +108,6 @@ class Sides(ABC):
     roles: ClassVar[Mapping[str, str]]
 
     def in_batch(self, inputs: Mapping) -> bool:
-        """Return True if a batch has both sides."""
         return True
 
     def explained(
@@ -173,7 +164,6 @@ class PromptAndContinuation(Sides):
         return bool(self.has_prompt(inputs, labels).any() and (labels != IGNORED).any())
 
     def has_prompt(self, inputs: Mapping, labels: Tensor) -> Tensor:
-        """Return which sentences have a prompt: [B] bool."""
         prompt, mask = labels == IGNORED, inputs.get("attention_mask")
         return (prompt if mask is None else prompt & mask.bool()).any(1)
 
@@ -181,9 +171,6 @@ class PromptAndContinuation(Sides):
         """Return the top logits and which of them count: those of tokens whose next token has a label.
 
         Excluded ids have no effect here.
-
-        Raises:
-            CalibrationError: if there are no labels, they do not fit, or a sentence has no prompt.
         """
         labels, kind = inputs.get("labels"), type(model).__name__
         if labels is None:

@@ -1,46 +1,95 @@
 """`HeadReport`: what an analysis measured, as text, pictures and one page."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collab_heads.analysis.measures.head_history import GATES
-from collab_heads.analysis.plots.canvas import png_bytes, save_drawings, svg_bytes
-from collab_heads.analysis.plots.head_history import history_animation
+import torch
+from torch import Tensor
+
 from collab_heads.analysis.report.html import Drawing, Section, page
-from collab_heads.analysis.report.legends import LEGENDS, TITLES
-from collab_heads.analysis.report.measurements import HeadMeasurements
-from collab_heads.analysis.report.page_data import anchor, as_json, heads_of, page_data
-from collab_heads.analysis.report.pictures import dark_png_bytes, pictures_in, pictures_of
-from collab_heads.analysis.report.savings import Plan, savings_html
-from collab_heads.analysis.report.text import MORE, full_text, summary, summary_text
+from collab_heads.analysis.report.measurements import HeadMeasurements, group_name
+from collab_heads.analysis.report.page_data import LEGENDS, TITLES, anchor, as_json, heads_of, layer_name, page_data
+from collab_heads.analysis.report.pictures import pictures_in, pictures_of
+from collab_heads.analysis.report.savings import cheapest, savings_html
+from collab_heads.analysis.roles.labels import role_kind
+from collab_heads.base.display import text_table
 from collab_heads.base.extras import missing
 from collab_heads.base.progress import progress_bar
+from collab_heads.compression.plan import CompressionPlan
 from collab_heads.files.atomic import write_file
 from collab_heads.files.folders import alone_in
+from collab_heads.plots.canvas import png_bytes, save_drawings, svg_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+
 Table = tuple[list[str], list[list[str]]]
+NO_ROLE = "no role"
+MORE = "A row per head: print(report.to_string()); on the command line --all_heads"
+
+
+def summary(report: HeadMeasurements) -> Table:
+    """Return a table with a row per role: layers, heads, and the mean of every measure."""
+    scores, rows = report.scores(), []
+    for group in dict.fromkeys(map(group_name, report.sites)):
+        sites = [site for site in report.sites if group_name(site) == group]
+        row = [group, str(len(sites)), str(sum(site.num_heads for site in sites))]
+        rows.append(row + [mean_of([values[s.path] for s in sites if s.path in values]) for values in scores.values()])
+    return ["role", "layers", "heads", *(name.replace("_", " ") for name in scores)], rows
+
+
+def mean_of(values: Sequence[Tensor]) -> str:
+    return f"{float(torch.cat([*values]).double().mean()):.3f}" if values else ""
+
+
+def summary_text(report: HeadMeasurements) -> str:
+    """Return what was measured, means by role, what heads do, which can go, and notes."""
+    about, notes = report.described()[:2], report.described()[2:]
+    found = [*roles_text(report), *removal_text(report), *notes]
+    compared = [] if report.compared_contributions is None else ["", str(report.compared_contributions)]
+    return "\n".join([*about, "", text_table(*summary(report), "\n".join(["", *found])), *compared])
+
+
+def full_text(report: HeadMeasurements) -> str:
+    return f"{summary_text(report)}\n\n{text_table(*report.rows(), '')}"
+
+
+def roles_text(report: HeadMeasurements) -> list[str]:
+    if report.roles is None:
+        return []
+    every = [labels for of_site in report.roles.labels.values() for labels in of_site]
+    counts = Counter(kind for labels in every for kind in dict.fromkeys(map(role_kind, labels)))
+    counts[NO_ROLE] = sum(not labels for labels in every)
+    return ["What heads do: " + ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)]
+
+
+def removal_text(report: HeadMeasurements) -> list[str]:
+    cheap = cheapest(report)
+    if cheap is None or not cheap.heads:
+        return []
+    removed = cheap.by_path()
+    where = [
+        f"{layer_name(report, site)}: {', '.join(map(str, removed[site.path]))}"
+        for site in report.sites
+        if site.path in removed
+    ]
+    total = sum(site.num_heads for site in report.sites)
+    return [f"What can go: {len(cheap.heads)} of {total} heads; {cheap.said}:", *(f"  {line}" for line in where)]
+
+
 WITHOUT_PICTURES = "Pictures of some measures are missing: they need matplotlib (pip install matplotlib)"
 
 
-def full_page(report: HeadMeasurements, drawn: Mapping[str, tuple[bytes, bytes]], plan: Plan | None = None) -> str:
-    """Return the report as one HTML page.
-
-    Args:
-        report: the measurements.
-        drawn: PNG files for a light and a dark page, by name, see `pictures_in`; missing ones are left out, and the
-            page says so.
-        plan: the predicted price of budgets, if known.
-    """
+def full_page(report: HeadMeasurements, drawn: Mapping[str, bytes], plan: CompressionPlan | None = None) -> str:
+    """Return the report as one HTML page."""
     figures: dict[str, list[Drawing]] = {}
     pictures = pictures_in(report)
     for picture in pictures:
         if picture.name in drawn:
-            light, dark = drawn[picture.name]
-            figures.setdefault(picture.section, []).append(Drawing(light, picture.alt, dark))
+            figures.setdefault(picture.section, []).append(Drawing(drawn[picture.name], picture.alt))
     names = [anchor(report, head) for head in heads_of(report)]
     sections = [
         Section("What can go, and how", name="savings", html=savings_html(report, plan)),
@@ -92,8 +141,8 @@ class HeadReport(HeadMeasurements):
     head, as pandas' `DataFrame.to_string()` does; `pandas.DataFrame(rows, columns=header)` takes what `rows()` returns.
     """
 
-    def __str__(self) -> str:
-        return f"{summary_text(self)}\n{MORE}"
+    def lines(self) -> list[str]:
+        return [summary_text(self), MORE]
 
     def to_string(self) -> str:
         """Return the summary of `str(report)` and below it a table with a row per head."""
@@ -105,7 +154,7 @@ class HeadReport(HeadMeasurements):
         with progress_bar(pictures, desc="drawing") as drawn:
             return {each.name: each.draw() for each in drawn}
 
-    def to_html(self, plan: Plan | None = None) -> str:
+    def to_html(self, plan: CompressionPlan | None = None) -> str:
         """Return one self-contained page to explore: maps, tables, sentences, legends.
 
         Curves and distributions are pictures, which need matplotlib; without it they are left out, and the page says
@@ -116,22 +165,17 @@ class HeadReport(HeadMeasurements):
                 None.
         """
         pictures = [] if missing("plots") else pictures_in(self)
-        drawn = {}
-        for each in pictures:
-            figure = each.draw()
-            drawn[each.name] = png_bytes(figure), dark_png_bytes(figure)
-        return full_page(self, drawn, plan)
+        return full_page(self, {each.name: png_bytes(each.draw()) for each in pictures}, plan)
 
-    def save_html(self, path: str | Path, plan: Plan | None = None) -> Path:
+    def save_html(self, path: str | Path, plan: CompressionPlan | None = None) -> Path:
         """Write the page of `to_html`; it replaces an existing file only when complete."""
         return write_file(path, self.to_html(plan).encode("utf-8"))
 
-    def save(self, folder: str | Path, plan: Plan | None = None) -> Path:
+    def save(self, folder: str | Path, plan: CompressionPlan | None = None) -> Path:
         """Write `report.html`, `report.json`, and every picture as PNG and SVG into a folder.
 
-        Gates over training are also written as an animation, `gate_history.gif`. Pictures need matplotlib; without it
-        they are left out, and the page says so. The page and the pictures are complete before the first file is
-        written.
+        Pictures need matplotlib; without it they are left out, and the page says so. The page and the pictures are
+        complete before the first file is written.
 
         Returns:
             The path of `report.html`.
@@ -139,11 +183,8 @@ class HeadReport(HeadMeasurements):
         with alone_in(folder):
             folder, figures = Path(folder), {} if missing("plots") else self.plot()
             drawn = {name: (png_bytes(figure), svg_bytes(figure)) for name, figure in figures.items()}
-            shown = [each.name for each in pictures_in(self) if each.name in figures]
-            page = full_page(self, {name: (drawn[name][0], dark_png_bytes(figures[name])) for name in shown}, plan)
+            page = full_page(self, {name: png for name, (png, _) in drawn.items()}, plan)
             for name, drawings in drawn.items():
                 save_drawings(folder / name, *drawings)
-            if figures and self.gate_history is not None and self.gate_history.where(GATES):
-                history_animation(self.gate_history, GATES, folder / "gate_history.gif")
             write_file(folder / "report.json", (self.to_json() + "\n").encode())
             return write_file(folder / "report.html", page.encode("utf-8"))

@@ -32,12 +32,10 @@ class Drawing:
     Attributes:
         png: the PNG file. An SVG of a large map is many times larger, and its ids could clash with those of another.
         alt: a description of the picture for those who do not see it.
-        dark: the PNG file for a dark page; empty to show the same.
     """
 
     png: bytes
     alt: str
-    dark: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,6 @@ class Section:
 
 @cache
 def part(name: str) -> str:
-    """Return the text of a file of the page."""
     return (FOLDER / name).read_text(encoding="utf-8")
 
 
@@ -78,15 +75,7 @@ def script() -> str:
 def page(
     title: str, sections: Sequence[Section], data: str = "{}", lead: Sequence[str] = (), warnings: Sequence[str] = ()
 ) -> str:
-    """Return one HTML file.
-
-    Args:
-        title: title of the page, plain text.
-        sections: the sections in order.
-        data: the data for the script, as JSON without "<".
-        lead: lines below the title, plain text.
-        warnings: warnings below them, plain text.
-    """
+    """Return one HTML file."""
     named = [(each.name or f"s{i}", each) for i, each in enumerate(sections)]
     digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
     return Template(part("page.html")).substitute(
@@ -106,7 +95,6 @@ def page(
 
 
 def section_html(name: str, section: Section) -> str:
-    """Return a section as HTML: heading, legend, other content, table, pictures."""
     parts = [f'<section id="{name}">', f"<h2>{escape(section.title)}</h2>"]
     if section.legend:
         parts.append(f"<p>{escape(section.legend)}</p>")
@@ -119,21 +107,14 @@ def section_html(name: str, section: Section) -> str:
 
 
 def figure_html(picture: Drawing) -> str:
-    """Return a picture that follows the light or dark setting of the browser; a wide one scrolls in its own box."""
+    """Return a picture; a wide one scrolls in its own box."""
     width = int.from_bytes(picture.png[16:20], "big")  # where a PNG file has it
-    dark, alt = "", escape(picture.alt, quote=True)
-    if picture.dark:
-        dark = f'<source media="(prefers-color-scheme: dark)" srcset="{data_url(picture.dark)}">'
-    image = f'<picture>{dark}<img alt="{alt}" src="{data_url(picture.png)}"></picture>'
+    data = base64.b64encode(picture.png).decode()
+    image = f'<img alt="{escape(picture.alt, quote=True)}" src="data:image/png;base64,{data}">'
     if width <= SMALL:
         return f"<figure>{image}</figure>"
     kind = "wide" if width > WIDE else "broad"
     return f'<figure class="{kind}" tabindex="0">{image}</figure>'  # where it scrolls, it must be reached by keyboard
-
-
-def data_url(png: bytes) -> str:
-    """Return a PNG file as a URL."""
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], label: str = "", ids: Sequence[str] = ()) -> str:
@@ -153,7 +134,6 @@ def table_html(header: Sequence[str], rows: Sequence[Sequence[str]], label: str 
 
 
 def is_number(cell: str) -> bool:
-    """Return True if a cell is a number, a percentage or empty."""
     try:
         return not cell or float(cell.replace(",", "").removesuffix("%")) is not None
     except ValueError:

@@ -1,22 +1,22 @@
 """The measurements of an analysis, and for machines all of their numbers (`to_dict`)."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from collab_heads.analysis.measures.ablation import Ablation
-from collab_heads.analysis.measures.comparison import rank_correlation
-from collab_heads.analysis.measures.head_history import HeadHistory
 from collab_heads.analysis.measures.results import OF_HEADS, HeadStatistics
 from collab_heads.analysis.measures.sentences import AttentionExample
 from collab_heads.analysis.relevance.contribution_comparison import ContributionComparison
 from collab_heads.analysis.relevance.contribution_results import ContributionExample, TokenContributions
 from collab_heads.analysis.relevance.head_relevance import HeadRelevance
 from collab_heads.analysis.roles.labels import HeadRoles
+from collab_heads.base.report import Report, plain
+from collab_heads.heads.comparison import rank_correlation
+from collab_heads.heads.history import HeadHistory
 from collab_heads.sites.site import AttentionSite
 
 Scores = Mapping[str, Tensor]
@@ -25,7 +25,7 @@ IMPORTANCE = ("confidence", "relevance", "absolute_relevance", "gradient")
 
 
 @dataclass(frozen=True, eq=False)
-class HeadMeasurements:
+class HeadMeasurements(Report):
     """All measurements of an analysis; what was not measured is None or empty.
 
     Attributes:
@@ -129,7 +129,6 @@ class HeadMeasurements:
         return header + (["what it does"] if self.roles else []), rows
 
     def described(self) -> list[str]:
-        """Return sentences on what was measured, and on which data."""
         tokens = ", ".join(f"{count:,} of {role}" for role, count in self.data["query_tokens"].items())
         lines = [f"{self.model} ({self.model_type}): {sum(site.num_heads for site in self.sites)} heads"]
         lines[0] += f" of {sum(self.totals.values())}" if sum(self.totals.values()) > len(self.rows()[1]) else ""
@@ -145,38 +144,14 @@ class HeadMeasurements:
             lines.append(f"Rank correlation of {name} with the harm of leaving a head out: {value:+.2f}")
         return lines + [note[:1].upper() + note[1:] for note in self.notes]
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> dict[str, Any]:
         """Return all numbers, ready for JSON, without the attention maps of the examples."""
-        whole = {
-            "model": self.model,
-            "model_type": self.model_type,
-            "sites": [site.to_dict() for site in self.sites],
-            "heads": {path: list(numbers) for path, numbers in self.heads.items()},
-            "totals": dict(self.totals),
-            "data": dict(self.data),
-            "curves": {name: [list(point) for point in points] for name, points in self.curves.items()},
-            "gates": as_lists(self.gates),
-            "seconds": dict(self.seconds),
-            "notes": list(self.notes),
-            "correlations": self.correlations(),
-            "gradient": None if self.gradient is None else as_lists(self.gradient),
-            "reconstruction": None if self.reconstruction is None else as_lists(self.reconstruction),
-            "examples": [{side: list(tokens) for side, tokens in each.tokens.items()} for each in self.examples],
-        }
-        for name in ("statistics", "roles", "relevance", "contributions", "compared_contributions", "ablation"):
-            measured = getattr(self, name)
-            whole[name] = None if measured is None else measured.to_dict()
-        return whole
-
-    def to_json(self) -> str:
-        """Return the numbers of `to_dict` as JSON."""
-        return json.dumps(self.to_dict(), allow_nan=False)
+        names = [each.name for each in fields(self) if each.name not in ("contribution_example", "gate_history")]
+        numbers = {name: plain(getattr(self, name)) for name in names if name != "examples"}
+        examples = [plain(each.tokens) for each in self.examples]
+        return numbers | {"correlations": self.correlations(), "examples": examples}
 
 
 def group_name(site: AttentionSite) -> str:
     """Return the name of a site's group: the role and, if a model has two stacks, which one."""
     return site.role if site.stack is None else f"{site.role} of {site.stack}"
-
-
-def as_lists(scores: Scores) -> dict[str, list[float]]:
-    return {path: values.tolist() for path, values in scores.items()}

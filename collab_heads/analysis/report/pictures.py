@@ -1,28 +1,24 @@
-"""The pictures of a report, for light and for dark pages."""
+"""The pictures of a report."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from collab_heads.analysis import plots
+from collab_heads import plots
 from collab_heads.analysis.measures.ablation import Ablation
-from collab_heads.analysis.measures.comparison import balance
-from collab_heads.analysis.measures.head_history import GATES
-from collab_heads.analysis.plots.canvas import png_bytes
 from collab_heads.analysis.relevance.contribution_results import PARTS, TokenContributions
-from collab_heads.analysis.report.legends import SECTIONS, measure_title
 from collab_heads.analysis.report.measurements import HeadMeasurements, Scores, group_name
+from collab_heads.analysis.report.page_data import SECTIONS, measure_title
 from collab_heads.analysis.roles.labels import HeadRoles, role_kind
+from collab_heads.heads.comparison import balance
+from collab_heads.heads.history import GATES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-GROUND, INK = "#15161a", "#ececf1"  # those of the report's page
-GREY = 0.02  # largest difference between the channels of a colour that is ink or ground, not data
-COLOURS = ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor")
 SHOWN_AS_DISTRIBUTION = ("relevance", "gradient")  # measures whose distribution over heads is shown
 
 
@@ -69,20 +65,15 @@ def pictures_in(report: HeadMeasurements) -> list[Picture]:
 
 
 def contributions_of(report: HeadMeasurements, contributions: TokenContributions) -> list[Picture]:
-    """Return the pictures of contributions: over a sentence, over several models, and of one whole sentence."""
     pictures, compared = [], report.compared_contributions
-    runs = (
-        contributions if compared is None else dict(zip(compared.labels(), (r for _, r in compared.runs), strict=True))
-    )
-    draw = partial(plots.contribution_curves, runs, parts=PARTS)
+    draw = partial((compared or contributions).plot, PARTS)
     alt = f"Contributions over a sentence: {contributions.summary()}"
     pictures.append(Picture("contributions", "contributions", draw, alt))
     if compared is not None and len(compared.models()) > 1:
         means = zip(compared.models(), compared.over_models("source"), strict=True)
         ends = [f"{share:.2f} of {name}" for name, (share, _) in means]
         alt = f"Contributions by model: the share of the {contributions.names[0]} is {', '.join(ends)}"
-        history = partial(plots.contribution_history, compared)
-        pictures.append(Picture("contribution_history", "contributions", history, alt))
+        pictures.append(Picture("contribution_history", "contributions", compared.plot_history, alt))
     if (example := report.contribution_example) is not None:
         words = (example.source_tokens, example.target_tokens, example.said)
         show = partial(plots.contribution_map, example.source, example.target, *words, names=example.names)
@@ -92,7 +83,6 @@ def contributions_of(report: HeadMeasurements, contributions: TokenContributions
 
 
 def attention_of(report: HeadMeasurements) -> list[Picture]:
-    """Return a picture per site of where all heads look in the sentence of median length."""
     pictures = []
     for example in report.examples[(len(report.examples) - 1) // 2 :][:1]:
         for site in report.sites:
@@ -165,73 +155,20 @@ def matrices_of(report: HeadMeasurements) -> list[Picture]:
 
 
 def quality(report: HeadMeasurements, ablation: Ablation) -> "Figure":
-    """Draw quality against heads kept, a curve per measure."""
     total = sum(site.num_heads for site in report.sites)
     curves = {name.replace("_", " "): points for name, points in report.curves.items()}
     return plots.quality_curves(curves, original=ablation.original, metric=ablation.metric, total=total)
 
 
 def quality_in_words(report: HeadMeasurements, ablation: Ablation) -> str:
-    """Describe the curves of `quality`."""
     ends = [(name.replace("_", " "), min(points)) for name, points in report.curves.items()]
     worst = ", ".join(f"{value:.4g} with {kept} heads by {name}" for name, (kept, value) in ends)
     return f"The {ablation.metric} against heads kept, by measure: {ablation.original:.4g} with all heads, {worst}"
 
 
 def balances(report: HeadMeasurements, scores: Scores) -> str:
-    """Describe how evenly a measure is spread over the heads of a layer, by role."""
     said = []
     for role in dict.fromkeys(site.role for site in report.sites):
         number = balance(scores[site.path] for site in report.sites if site.role == role)
         said += [] if number is None else [f"balance {number:.2f} in {role}"]
     return ", ".join(said) or "one head a layer"
-
-
-def dark_png_bytes(figure: "Figure") -> bytes:
-    """Return a figure as a PNG for a dark page; the figure itself is dark afterwards."""
-    darken(figure)
-    return png_bytes(figure)
-
-
-def darken(figure: "Figure") -> None:
-    """Turn black into the ink of a dark page, white into its ground, and greys into those between.
-
-    Colours that are data stay.
-    Text on coloured cells stays: black or white was chosen for the cell.
-    """
-    from matplotlib.axes import Axes
-    from matplotlib.figure import FigureBase
-
-    on_cells = {text for axes in figure.axes for text in axes.texts}
-    # figures and axes pass their colours on to patches, which are found themselves
-    artists = figure.findobj(lambda each: each not in on_cells and not isinstance(each, Axes | FigureBase))
-    for artist in artists:
-        changed = {name: dark for name in colours_of(artist) if (dark := darkened(getattr(artist, f"get_{name}")()))}
-        for name, dark in changed.items():  # read first: the colours of markers may follow that of their line
-            getattr(artist, f"set_{name}")(dark)
-    for axes in figure.axes:
-        axes.tick_params(which="both", color=INK, labelcolor=INK)  # those that are made when it is drawn, too
-
-
-def colours_of(artist: Any) -> list[str]:
-    """Return the names of the colours of an artist; the faces of what has a colour map are data."""
-    is_mapped = getattr(artist, "get_array", lambda: None)() is not None
-    names = COLOURS if not is_mapped else ("edgecolor",)
-    return [name for name in names if hasattr(artist, f"get_{name}") and hasattr(artist, f"set_{name}")]
-
-
-def darkened(colour: Any) -> list[tuple[float, ...]] | tuple[float, ...] | None:
-    """Return one or several greys for a dark page; None for what is no colour, or has a hue."""
-    import numpy as np
-    from matplotlib.colors import to_rgba_array
-
-    if isinstance(colour, str) and colour in ("none", "auto", "face"):
-        return None
-    colours = to_rgba_array(colour)
-    shades = colours[:, :3]
-    if not len(colours) or (np.ptp(shades, axis=1) > GREY).any():
-        return None
-    ground, ink = to_rgba_array([GROUND, INK])[:, :3]
-    colours[:, :3] = ink + shades * (ground - ink)
-    found = [tuple(map(float, each)) for each in colours]
-    return found[0] if len(found) == 1 else found  # lines and text take one

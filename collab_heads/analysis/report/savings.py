@@ -1,15 +1,15 @@
 """Savings: what can be removed from a model, and how, from the measurements of the report alone."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import combinations
-from typing import Any, Protocol
 
 from collab_heads.analysis.report.html import table_html
 from collab_heads.analysis.report.measurements import HeadMeasurements
 from collab_heads.analysis.report.page_data import Head, anchor, heads_of, layer_name
+from collab_heads.compression.plan import CompressionPlan
 
 CHEAPEST = 0.1  # share of the heads that is named
 MOST = 12  # heads that are named, at most
@@ -17,13 +17,6 @@ KEPT = (0.9, 0.75, 0.5, 0.25)  # shares of the heads, for the price of fewer
 PAIRS = 5  # pairs of heads that are named
 ALIKE = 0.7  # the cosine of heads that put out nearly the same: the angle between them is below 45 degrees
 BUDGETS = (0.9, 0.75, 0.5, 0.33, 0.25, 0.1)
-
-
-class Plan(Protocol):
-    """The result of `collab_heads.compression.plan`, as far as a report needs it."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return "of", what budgets are of, and "curve", (budget, predicted error of the output)."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +44,11 @@ class Cheap:
 
     @property
     def said(self) -> str:
-        """Return what the layers lose, in words."""
         return f"without them, W_O refitted, a layer loses {max(self.lost().values()):.1%} of its output at most"
 
 
 def cheapest(report: HeadMeasurements, count: int | None = None) -> Cheap | None:
-    """Return the heads that cost least together; every site keeps at least one. None if costs were not measured.
-
-    Args:
-        report: the measurements.
-        count: how many heads; None for a tenth, 12 at most.
-    """
+    """Return the heads that cost least together; every site keeps at least one. None if costs were not measured."""
     if report.reconstruction is None:
         return None
     costs = report.reconstruction
@@ -90,7 +77,6 @@ def fewer_heads(report: HeadMeasurements) -> list[tuple[int, float, float]]:
 
 
 def most_alike(report: HeadMeasurements) -> list[tuple[Head, Head, float]]:
-    """Return the pairs of heads of a layer with the most similar outputs, and their cosines."""
     cosines = {} if report.statistics is None else report.statistics.cosine
     pairs = [
         (one, other, float(cosines[one.site.path][one.index, other.index]))
@@ -116,14 +102,12 @@ def kept_heads(report: HeadMeasurements) -> tuple[str, list[tuple[int, float]]] 
     return name, sorted(report.curves[name], reverse=True)
 
 
-def predicted(plan: Plan) -> tuple[str, list[tuple[float, float]]]:
-    """Return what a plan's budgets are of, and (budget, predicted error) for some budgets."""
-    described: Mapping[str, Any] = plan.to_dict()
-    curve = described["curve"]
+def predicted(plan: CompressionPlan) -> tuple[str, list[tuple[float, float]]]:
+    curve = plan.curve()
     nearest = {budget: min(curve, key=lambda point: abs(point[0] - budget)) for budget in BUDGETS}
     # a curve of 64 points has one nearby, unless the budget is below the smallest possible one
     near = (1 - curve[0][0]) / max(1, len(curve) - 1)
-    return described["of"], [point for budget, point in nearest.items() if abs(point[0] - budget) <= near]
+    return plan.of, [point for budget, point in nearest.items() if abs(point[0] - budget) <= near]
 
 
 PLAN = ("python -m collab_heads compress MODEL \\", "    --data TEXT --plan")
@@ -139,8 +123,7 @@ WITHOUT_PLAN = (
 )
 
 
-def savings_html(report: HeadMeasurements, plan: Plan | None = None) -> str:
-    """Return HTML on cheap heads, similar heads, the price of budgets, and the commands to run."""
+def savings_html(report: HeadMeasurements, plan: CompressionPlan | None = None) -> str:
     parts = [each for each in (cheap_html(report), alike_html(report), price_html(report, plan)) if each]
     return f'<div class="savings">{"".join(f"<div>{part}</div>" for part in parts)}</div>'
 
@@ -166,7 +149,6 @@ def cheap_html(report: HeadMeasurements) -> str:
 
 
 def alike_html(report: HeadMeasurements) -> str:
-    """Return HTML on the pairs of heads with the most similar outputs; empty if there are none."""
     pairs = most_alike(report)
     if not pairs:
         return ""
@@ -180,7 +162,7 @@ def alike_html(report: HeadMeasurements) -> str:
     return "<h3>Heads that are most alike</h3>" + paragraph(text) + listed(items)
 
 
-def price_html(report: HeadMeasurements, plan: Plan | None) -> str:
+def price_html(report: HeadMeasurements, plan: CompressionPlan | None) -> str:
     parts, known = ["<h3>What a budget costs</h3>"], kept_heads(report)
     if known is not None and report.ablation is not None:
         name, points = known
@@ -204,12 +186,10 @@ def price_html(report: HeadMeasurements, plan: Plan | None) -> str:
 
 
 def link(report: HeadMeasurements, head: Head, text: str) -> str:
-    """Return a link that opens a head."""
     return f'<a href="#{anchor(report, head)}" data-head="{heads_of(report).index(head)}">{escape(text)}</a>'
 
 
 def paragraph(text: str) -> str:
-    """Return plain text as a paragraph."""
     return f"<p>{escape(text)}</p>"
 
 
@@ -219,5 +199,4 @@ def listed(items: Sequence[str]) -> str:
 
 
 def code(lines: Sequence[str]) -> str:
-    """Return lines to copy."""
     return f'<pre tabindex="0"><code>{escape(chr(10).join(lines))}</code></pre>'

@@ -7,8 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.analysis.measures.passes import Observer, end_tokens, excluded_tokens, observe
-from collab_heads.analysis.roles.labelling import RoleThresholds
-from collab_heads.analysis.roles.labels import HeadRoles, roles_from_measures
+from collab_heads.analysis.roles.labels import HeadRoles, RoleThresholds, roles_from_measures
 from collab_heads.analysis.roles.positional import Positional
 from collab_heads.analysis.roles.rare import RareTokens, count_tokens
 from collab_heads.analysis.roles.syntax import RELATIONS, Syntax
@@ -120,10 +119,6 @@ def rare_observer(
     """Return the observer of rare tokens, or None for models and batches without token ids.
 
     The tokens of the batches are counted unless counts are given.
-
-    Raises:
-        ArgumentError: if `batches` must be counted and can be read only once, or `token_counts` are not counts, or are
-            given for a model that reads no texts.
     """
     if not any(map(reads_ids, adapter.sites(model))) or not reads_texts(model):
         if token_counts is not None:
@@ -145,13 +140,7 @@ def syntax_observer(
     relations: Sequence[str] = RELATIONS,
     batch_size: int = 32,
 ) -> Syntax | None:
-    """Return the observer of dependencies, with its treebank, or None without a treebank.
-
-    Raises:
-        ArgumentError: without a tokenizer that is needed, for a model that does not read texts alone, or if no
-            encoder's self-attention has heads.
-        DataError: if the treebank is missing or broken, or none of its sentences can be measured.
-    """
+    """Return the observer of dependencies, with its treebank, or None without a treebank."""
     if treebank is None:
         return None
     if not reads_texts_alone(model):
@@ -177,9 +166,6 @@ def excluded_queries(
     """Return the ids that do not count as queries.
 
     They are the given ones, else those that end a sentence in the configs, else those in the tokenizer.
-
-    Raises:
-        ArgumentError: if the tokenizer knows no words.
     """
     check_words(tokenizer)
     if exclude is None and tokenizer is not None and not end_tokens(model):
@@ -188,12 +174,10 @@ def excluded_queries(
 
 
 def no_tokens(model: PreTrainedModel) -> str:
-    """Describe what a model reads, for errors about one that does not read texts alone."""
     return f"this {type(model).__name__} reads {' and '.join(modalities(model))}"
 
 
 def special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> set[int]:
-    """Return the special ids of the config and the tokenizer, without that of unknown words."""
     config = model.config.get_text_config()
     ids = {getattr(config, f"{name}_token_id", None) for name in SPECIAL} | set(end_tokens(model))
     if tokenizer is not None:

@@ -1,21 +1,170 @@
-"""The roles of heads from their measures: for people (`str`) and for machines (`to_dict`)."""
+"""The roles of heads: their thresholds, labels and numbers, for people (`str`) and for machines (`to_dict`)."""
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from collab_heads.analysis.roles.labelling import FIRST, ROLE_KINDS, Labels, RoleThresholds, label_heads, role_kind
 from collab_heads.analysis.roles.positional import Positional, PositionalNumbers
 from collab_heads.analysis.roles.rare import RareNumbers, RareTokens
 from collab_heads.analysis.roles.syntax import Baseline, Syntax
+from collab_heads.base.checks import check_count
 from collab_heads.base.display import text_table
+from collab_heads.base.report import Report
+from collab_heads.errors import ArgumentError
 from collab_heads.sites.site import AttentionSite
+
+# A share p of n things seen is known with a standard error of sqrt(p (1 - p) / n), at most 0.5 / sqrt(n).
+LEAST_TOKENS = 100  # standard error at most 0.05: it tells a share of 0.5 from 0.35, and 0.9 from 0.8
+# Whatever its length, a sentence has one rarest token. A head that finds a quarter of them is 3 standard errors from
+# one half in 30 sentences.
+LEAST_SENTENCES = 30
+LEAST_DEPENDENCIES = 100  # standard error at most 0.05, half of what a head must be better by
+MOST_CHANCE = 0.5  # in few sentences nearly all tokens occur once: all are the rarest, and any head finds one
+
+
+@dataclass(frozen=True)
+class SampleSizes:
+    """The amounts of data that roles need; with less, a warning takes the place of the label.
+
+    Attributes:
+        tokens: query tokens of a site, for "positional" and "first token".
+        sentences: sentences with a query token, for "rare tokens".
+        dependencies: words that have a relation, for "syntactic".
+        chance: the largest share that a head which looks anywhere may reach, as a fraction of the threshold for "rare
+            tokens".
+
+    Raises:
+        ArgumentError: if the number of tokens, sentences or dependencies is not a whole number of 0 or more.
+    """
+
+    tokens: int = LEAST_TOKENS
+    sentences: int = LEAST_SENTENCES
+    dependencies: int = LEAST_DEPENDENCIES
+    chance: float = MOST_CHANCE
+
+    def __post_init__(self):
+        for name in ("tokens", "sentences", "dependencies"):
+            check_count(name, getattr(self, name))
+
+
+@dataclass(frozen=True)
+class RoleThresholds:
+    """The shares that a head needs for its roles.
+
+    Attributes:
+        positional: share of the query tokens whose largest weight falls on one relative position.
+        first_token: share of the query tokens after the first whose largest weight falls on the first. Such a head
+            looks nowhere in particular and is not positional.
+        rare_tokens: share of the query tokens whose largest weight falls on the rarest token of the sentence. The paper
+            names no threshold; the head that it shows has 0.66 (and 0.83 for one of the two rarest).
+        syntactic: how far the accuracy on a relation, in one direction, exceeds that of the best fixed offset.
+        samples: how much data each role needs.
+
+    Raises:
+        ArgumentError: if a share is not between 0 and 1.
+
+    Source: "positional" and "syntactic": Voita et al. 2019, arXiv:1905.09418, section 5.
+    """
+
+    positional: float = 0.9
+    first_token: float = 0.5
+    rare_tokens: float = 0.5
+    syntactic: float = 0.1
+    samples: SampleSizes = SampleSizes()
+
+    def __post_init__(self):
+        for name in ("positional", "first_token", "rare_tokens", "syntactic"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+                raise ArgumentError(f"{name}={value!r}: a threshold is a share, between 0 and 1")
+
+
+ROUNDING = 1e-9  # of a difference of two shares: 0.35 - 0.25 is 0.09999999999999998
+FIRST = "first token"
+ROLE_KINDS = ("positional", FIRST, "rare tokens", "syntactic")
+Labels = Mapping[str, tuple[tuple[str, ...], ...]]
+Kind = tuple[str, str]  # relation and direction
+# a label, and why there is too little data to give it; "" if there is enough
+Judged = tuple[str, str]
+
+
+def label_heads(
+    sites: Sequence[AttentionSite],
+    positional: Mapping[str, PositionalNumbers],
+    rare: Mapping[str, RareNumbers],
+    syntax: Mapping[str, Mapping[Kind, Tensor]],
+    baselines: Mapping[Kind, Baseline],
+    thresholds: RoleThresholds,
+) -> tuple[Labels, tuple[str, ...]]:
+    """Label every head.
+
+    Returns:
+        path -> the labels of each head, and the warnings: which labels were withheld, and why.
+    """
+    labels, withheld = {}, Counter[Judged]()
+    for site in sites:
+        judged = [
+            [
+                *judge_position(positional.get(site.path), head, thresholds),
+                *judge_rarity(rare.get(site.path) if site.layer == 0 else None, head, thresholds),
+                *judge_syntax(syntax.get(site.path, {}), baselines, head, thresholds),
+            ]
+            for head in range(site.num_heads)
+        ]
+        labels[site.path] = tuple(tuple(label for label, why in each if not why) for each in judged)
+        withheld.update((role_kind(label), why) for each in judged for label, why in each if why)
+    return labels, tuple(
+        f"{number} {'head' if number == 1 else 'heads'} would be called {label!r}, but {why}"
+        for (label, why), number in withheld.items()
+    )
+
+
+def judge_position(numbers: PositionalNumbers | None, head: int, thresholds: RoleThresholds) -> Iterator[Judged]:
+    """Yield the label "first token", or one such as "positional -1", or nothing."""
+    if numbers is None:
+        return
+    least = thresholds.samples.tokens
+    few = "" if numbers.tokens >= least else f"{numbers.tokens} query tokens are too few to tell: it takes {least}"
+    if numbers.first_token[head] >= thresholds.first_token:
+        yield FIRST, few
+    elif numbers.share[head] >= thresholds.positional:
+        offset = int(numbers.offset[head])
+        yield f"positional {offset:+d}" if offset else "positional 0", few
+
+
+def judge_rarity(numbers: RareNumbers | None, head: int, thresholds: RoleThresholds) -> Iterator[Judged]:
+    if numbers is None or numbers.rarest[head] < thresholds.rare_tokens:
+        return
+    least, most = thresholds.samples.sentences, thresholds.samples.chance * thresholds.rare_tokens
+    few = ""
+    if numbers.sentences < least:
+        few = f"{numbers.sentences} sentences are too few to tell: it takes {least}"
+    elif numbers.chance[0] > most:
+        few = f"a head that looks anywhere would reach {numbers.chance[0]:.2f}, as so many tokens are equally rare"
+    yield "rare tokens", few
+
+
+def judge_syntax(
+    accuracies: Mapping[Kind, Tensor], baselines: Mapping[Kind, Baseline], head: int, thresholds: RoleThresholds
+) -> Iterator[Judged]:
+    """Yield labels of relation and direction, such as "nsubj dependent->head"."""
+    least = thresholds.samples.dependencies
+    for kind, each in accuracies.items():
+        if float(each[head]) - baselines[kind].accuracy >= thresholds.syntactic - ROUNDING:
+            asked = baselines[kind].queries
+            few = f"{asked} words with the relation {kind[0]} are too few to tell: it takes {least}"
+            yield " ".join(kind), "" if asked >= least else few
+
+
+def role_kind(label: str) -> str:
+    """Return the entry of `ROLE_KINDS` that a label belongs to: "positional" for "positional -1"."""
+    return next((kind for kind in ROLE_KINDS if label.split(" ")[0] == kind.split(" ")[0]), "syntactic")
 
 
 @dataclass(frozen=True, eq=False)
-class HeadRoles:
+class HeadRoles(Report):
     """The result of `head_roles`; what was not measured is empty.
 
     Attributes:
@@ -48,53 +197,14 @@ class HeadRoles:
     limit: int | None = None
     warnings: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict:
-        """Return all numbers, ready for JSON; relations are keyed "nsubj dependent->head"."""
-        offsets = {
-            path: {
-                "offset": n.offset.tolist(),
-                "share": n.share.tolist(),
-                "tokens": n.tokens,
-                "first_token": n.first_token.tolist(),
-            }
-            for path, n in self.positional.items()
-        }
-        rare = {
-            path: {
-                "rarest": n.rarest.tolist(),
-                "two_rarest": n.two_rarest.tolist(),
-                "chance": list(n.chance),
-                "tokens": n.tokens,
-                "sentences": n.sentences,
-            }
-            for path, n in self.rare.items()
-        }
-        return {
-            "sites": [site.to_dict() for site in self.sites],
-            "heads": {path: list(numbers) for path, numbers in self.heads.items()},
-            "thresholds": dataclasses.asdict(self.thresholds),
-            "labels": {path: [list(each) for each in labels] for path, labels in self.labels.items()},
-            "positional": offsets,
-            "rare": rare,
-            "syntax": {
-                path: {" ".join(kind): each.tolist() for kind, each in accuracies.items()}
-                for path, accuracies in self.syntax.items()
-            },
-            "baselines": {" ".join(kind): dataclasses.asdict(each) for kind, each in self.baselines.items()},
-            "skipped": dict(self.skipped),
-            "sentences": self.sentences,
-            "limit": self.limit,
-            "warnings": list(self.warnings),
-        }
-
-    def __str__(self) -> str:
+    def lines(self) -> list[str]:
         rows = []
         for site in self.sites:
             for head, (number, labels) in enumerate(zip(self.heads[site.path], self.labels[site.path], strict=True)):
                 if labels:
                     said = ", ".join(f"{each} {self.figure(site.path, head, each)}" for each in labels)
                     rows.append((site.path, site.role, str(number), said))
-        return text_table(("site", "role", "head", "what it does"), rows, "\n".join(self.summary()))
+        return [text_table(("site", "role", "head", "what it does"), rows, "\n".join(self.summary()))]
 
     def figure(self, path: str, head: int, label: str) -> str:
         """Return the numbers behind a label as text.
@@ -170,10 +280,6 @@ def roles_from_measures(
         rare: only heads of the first layer are labelled.
         syntax: its treebank tells what was skipped.
         thresholds: None for the defaults of `RoleThresholds`.
-
-    Raises:
-        CalibrationError: if no token counted at a measured site.
-        NonFiniteError: if attention weights were NaN.
     """
     thresholds = thresholds or RoleThresholds()
     offsets, rarity = positional.results() if positional else {}, rare.results() if rare else {}

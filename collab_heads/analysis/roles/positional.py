@@ -35,9 +35,6 @@ class Positional(Observer):
 
     Only self-attention is measured. Memory: one number per head and relative position of the longest sentence.
 
-    Args:
-        roles: the roles of the sites to measure.
-
     Attributes:
         counts: path -> [H, 2 L - 1] int64 on the CPU, for the offsets -(L-1) to L-1, with L tokens in the longest
             sentence.
@@ -76,10 +73,6 @@ class Positional(Observer):
         """Return the most frequent offset of every head, with its share.
 
         Of equally frequent offsets the nearest is taken, and of two equally near ones the negative one.
-
-        Raises:
-            CalibrationError: if no query token counted at a site.
-            NonFiniteError: if attention weights of a site are NaN or inf.
         """
         numbers = {}
         for path, counts in self.counts.items():

@@ -96,9 +96,6 @@ class RareTokens(Observer):
         counts: [V], how often each token occurs in a corpus, see `count_tokens`.
         special: ids that are never the rarest, such as those that begin or end sentences. Padding never is.
         role: the role of the sites to measure, "enc-self" or "dec-self".
-
-    Raises:
-        ArgumentError: if the counts are not a vector of numbers of 0 or more.
     """
 
     weights = True
@@ -143,9 +140,6 @@ class RareTokens(Observer):
             The rank of every key token, [B, S]; the highest rank that is a hit, for the rarest and for the two rarest,
             [B, T or 1, 2]; the share of visible tokens that are hits, of the same shape. None if there are no token
             ids.
-
-        Raises:
-            ArgumentError: if the batch holds an id without a count.
         """
         ids, keys = batch.ids(sides(site)[0]), batch.keys(site)
         if ids is None:
@@ -169,11 +163,7 @@ class RareTokens(Observer):
         return ranks, limits, hits.double() / visible.sum(-1, keepdim=True).clamp(min=1)
 
     def results(self) -> Mapping[str, RareNumbers]:
-        """Return the shares of every site; empty if no batch held token ids.
-
-        Raises:
-            CalibrationError: if no query token counted at a site, where others did.
-        """
+        """Return the shares of every site; empty if no batch held token ids."""
         if not any(self.tokens.values()):
             return {}
         numbers = {}

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from collab_heads.analysis.measures.passes import Attention, Batch, Observer
-from collab_heads.analysis.treebank.alignment import NOTHING, Aligned
 from collab_heads.analysis.treebank.conllu import Sentence
-from collab_heads.analysis.treebank.treebank import Treebank
+from collab_heads.analysis.treebank.treebank import NOTHING, Aligned, Treebank
 from collab_heads.errors import ArgumentError, CalibrationError
 from collab_heads.sites.site import AttentionSite
 
@@ -62,9 +61,6 @@ class Syntax(Observer):
     Args:
         treebank: the treebank whose batches the pass reads.
         relations: main types of Universal Dependencies: "nsubj" includes "nsubj:pass". "dobj" means "obj".
-
-    Raises:
-        ArgumentError: if no relation is named.
 
     Source: Voita et al. 2019, arXiv:1905.09418, section 5.2; words from sub-words: Clark et al. 2019, arXiv:1906.04341,
         section 4.1.
@@ -140,9 +136,6 @@ class Syntax(Observer):
 
         Returns:
             path -> (relation, direction) -> [H] float64, and (relation, direction) -> its best fixed offset.
-
-        Raises:
-            CalibrationError: if no batch reached a site.
         """
         for path, asked in self.asked.items():
             if not asked.any() and any(self.baselines()):

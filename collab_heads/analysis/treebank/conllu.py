@@ -119,7 +119,6 @@ def read_conllu(path: str | Path) -> list[Sentence]:
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Return the lines with their numbers from 1, and an empty line at the end."""
     # not splitlines: forms may hold other characters that it takes for line ends
     lines = [line.removesuffix("\r") for line in read_text(path).split("\n")]
     for number, line in enumerate(lines, 1):
@@ -211,5 +210,4 @@ def spans_of_words(forms: Sequence[str], tokens: Sequence[Token], spans: Sequenc
 
 
 def shorten(text: str) -> str:
-    """Return the repr of a text cut to 40 characters."""
     return repr(text if len(text) <= 40 else text[:37] + "...")

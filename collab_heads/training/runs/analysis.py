@@ -9,12 +9,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from collab_heads.analysis.analyze import analyze_heads
-from collab_heads.analysis.measures.head_history import ALPHAS, GATES, HeadHistory, Moment
 from collab_heads.analysis.measures.head_scores import SAME, head_scores
 from collab_heads.analysis.measures.sentences import Sentences
 from collab_heads.analysis.measures.statistics import head_statistics
-from collab_heads.analysis.plots.canvas import png_bytes, svg_bytes
-from collab_heads.analysis.plots.head_history import history_curves, history_gif, history_strip
 from collab_heads.base.checks import check_choice
 from collab_heads.base.display import portable_name
 from collab_heads.base.option_values import Metric, ReportPart
@@ -24,6 +21,9 @@ from collab_heads.contract.registry import get_adapter, head_numbers
 from collab_heads.errors import ArgumentError, DataError, OutputError
 from collab_heads.heads.alpha import mixed_sites
 from collab_heads.heads.gating import gated_sites
+from collab_heads.heads.history import ALPHAS, GATES, HeadHistory, Moment
+from collab_heads.plots.canvas import png_bytes, svg_bytes
+from collab_heads.plots.history import history_curves, history_gif, history_strip
 from collab_heads.training.loop.training import Hooks
 from collab_heads.training.runs.head_changes import Rotation
 from collab_heads.training.runs.learner import Learner
@@ -221,7 +221,8 @@ class HeadWatch:
             for name, figure in figures.items():
                 output.write(f"{HISTORY}/{name}.png", png_bytes(figure))
                 output.write(f"{HISTORY}/{name}.svg", svg_bytes(figure))
-            output.write(f"{HISTORY}/{measure}.gif", history_gif(self.history, measure))
+        if self.history.where(GATES):
+            output.write(f"{HISTORY}/{GATES}.gif", history_gif(self.history, GATES))
         self.session.accelerator.print(f"heads over the training: {output.path / HISTORY}")
 
     def state(self) -> dict | None:

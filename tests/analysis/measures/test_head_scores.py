@@ -6,7 +6,7 @@ from model_sizes import EXACT64
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import head_statistics
-from collab_heads.analysis.measures.head_scores import OF_MAPS, head_scores, map_scores
+from collab_heads.analysis.measures.head_scores import OF_MAPS, head_scores
 from collab_heads.base.option_values import METRIC_WORDS
 from collab_heads.errors import ArgumentError, CalibrationError
 from families import FAMILIES
@@ -19,7 +19,7 @@ def test_scores_together_are_scores_alone(family):
     exclude = [int(inputs["input_ids"][0, 1])]
     together = head_scores(model, [inputs], METRIC_WORDS, exclude=exclude)
     for measure in OF_MAPS:
-        for path, scores in map_scores(model, [inputs], measure).items():
+        for path, scores in head_scores(model, [inputs], [measure])[measure].items():
             torch.testing.assert_close(together[measure][path], scores, rtol=0, atol=EXACT64)
     excluded = head_statistics(model, [inputs], measures=("confidence",), exclude=exclude).confidence
     for path, scores in excluded.items():

@@ -9,7 +9,7 @@ from scipy.stats import wasserstein_distance
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import head_statistics, prune_heads
-from collab_heads.analysis.measures.head_scores import OF_MAPS, Maps, map_scores
+from collab_heads.analysis.measures.head_scores import OF_MAPS, Maps, head_scores
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
 from families import FAMILIES
 
@@ -83,7 +83,7 @@ def test_real_maps_sentence_by_sentence(measure, name, change):
     model, inputs = model_in(name, change), ended(name)[0]
     before = snapshot(model)
     parts = [{key: value[part] for key, value in inputs.items()} for part in (slice(0, 2), slice(2, 3))]
-    found = map_scores(model, [cast(each, model.dtype) for each in parts], measure)
+    found = head_scores(model, [cast(each, model.dtype) for each in parts], [measure])[measure]
     assert_unchanged(model, before)
     assert found.keys() == {site.path for site in sites_with_heads(model)}
     expected = {path: [] for path in found}
@@ -108,7 +108,7 @@ def test_labels_say_where_a_decoder_is_padded():
     labels = torch.arange(5, 17).view(3, 4)
     padded = torch.cat([labels, torch.full((3, 3), -100)], 1)
     for measure in MEASURES:
-        found, alone = (map_scores(model, [{**inputs, "labels": one}], measure) for one in (padded, labels))
+        found, alone = (head_scores(model, [{**inputs, "labels": one}], [measure])[measure] for one in (padded, labels))
         for path, scores in alone.items():
             torch.testing.assert_close(found[path], scores, rtol=0, atol=EXACT64)
 
@@ -116,7 +116,7 @@ def test_labels_say_where_a_decoder_is_padded():
 def test_base_says_nothing_about_causal_heads():
     """The first query sees one key: the largest weight of the map is 1, of every head, as the docs warn."""
     model, inputs = model_in("marian"), ended("marian")[0]
-    found = map_scores(model, [cast(inputs, model.dtype)], "base")
+    found = head_scores(model, [cast(inputs, model.dtype)], ["base"])["base"]
     for site in sites_with_heads(model):
         assert (len(set(found[site.path].tolist())) == 1) == (site.role == "dec-self")
 
@@ -124,14 +124,14 @@ def test_base_says_nothing_about_causal_heads():
 def test_distance_of_maps_is_not_that_of_outputs():
     """They rank heads differently; a lone head is at no distance."""
     model, inputs = model_in("bert"), ended("bert")[0]
-    maps = map_scores(model, [cast(inputs, model.dtype)], "map_distance")
+    maps = head_scores(model, [cast(inputs, model.dtype)], ["map_distance"])["map_distance"]
     outputs = head_statistics(model, [cast(inputs, model.dtype)], measures="l2", exclude=())
     orders = [
         torch.cat([scores[s.path] for s in outputs.sites]).argsort().tolist() for scores in (maps, distances(outputs))
     ]
     assert orders[0] != orders[1]
     prune_heads(model, heads={"enc-self": [[0, 1, 2], []]})
-    maps = map_scores(model, [cast(inputs, model.dtype)], "map_distance")
+    maps = head_scores(model, [cast(inputs, model.dtype)], ["map_distance"])["map_distance"]
     assert [len(scores) for scores in maps.values()] == [1, HEADS] and maps[outputs.sites[0].path].tolist() == [0.0]
 
 
@@ -142,17 +142,17 @@ def distances(statistics) -> dict[str, torch.Tensor]:
 def test_refused():
     model, inputs = model_in("bert"), ended("bert")[0]
     path = sites_with_heads(model)[0].path
-    with refused(model, ArgumentError, "unknown measure of maps 'bass'", "did you mean 'base'"):
-        map_scores(model, [inputs], "bass")
+    with refused(model, ArgumentError, "unknown metric 'bass'", "did you mean 'base'"):
+        head_scores(model, [inputs], ["bass"])
     with refused(model, CalibrationError, "empty"):
-        map_scores(model, [], "base")
+        head_scores(model, [], ["base"])
     single_token = {"input_ids": torch.tensor([[5]])}
     with refused(model, CalibrationError, path, "'wasserstein'", "a single token"):
-        map_scores(model, [single_token], "wasserstein")
-    assert map_scores(model, [single_token], "base")[path].tolist() == [0.0] * HEADS  # nothing but the corner
+        head_scores(model, [single_token], ["wasserstein"])
+    assert head_scores(model, [single_token], ["base"])["base"][path].tolist() == [0.0] * HEADS
     with refused(model, CalibrationError, path, "(9, 9)", "(1, 9)"):
         masks = {"input_ids": inputs["input_ids"][:1], "attention_mask": torch.ones(1, 1, 9, 9).long()}
-        map_scores(model, [masks], "base")
+        head_scores(model, [masks], ["base"])
     model.base_model.get_submodule(path).query.weight.data[0] = float("nan")
     with refused(model, NonFiniteError, path, "the base of its heads"):
-        map_scores(model, [cast(inputs, model.dtype)], "base")
+        head_scores(model, [cast(inputs, model.dtype)], ["base"])

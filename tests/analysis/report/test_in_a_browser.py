@@ -348,9 +348,7 @@ def test_a_long_sentence_has_a_box_of_its_own(browser, long_page, width, scheme)
         choose(browser, "show as", "shading")
         browser.wait("document.querySelector('#tokens .shading')")
         assert browser.value("document.documentElement.scrollWidth") <= width
-        picture = browser.value("document.querySelector('figure picture img').currentSrc")
-        dark = browser.value("document.querySelector('figure picture source').srcset")
-        assert (picture == dark) == (scheme == "dark")
+        assert browser.value("document.querySelector('figure img').naturalWidth") > 100
         assert browser.problems == []
     finally:
         browser.resize(1200, 900)

@@ -31,9 +31,11 @@ RIDGED = 0.02  # relative: costs follow from an inverse with a ridge, losses fro
 class Plan:
     """What a plan tells of its budgets."""
 
-    def to_dict(self):
+    of = "cache"
+
+    def curve(self):
         budgets = [0.2 + 0.8 * step / 63 for step in range(64)]
-        return {"of": "cache", "curve": [(budget, 1 - budget) for budget in budgets]}
+        return [(budget, 1 - budget) for budget in budgets]
 
 
 def harmful(report, harms: dict[str, list[float]], higher_is_better: bool = False) -> Ablation:

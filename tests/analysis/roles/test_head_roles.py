@@ -14,8 +14,7 @@ from unchanged import refused
 
 from collab_heads import head_roles
 from collab_heads.analysis.measures.passes import end_tokens
-from collab_heads.analysis.roles.labelling import RoleThresholds
-from collab_heads.analysis.roles.labels import ROLE_KINDS, role_kind
+from collab_heads.analysis.roles.labels import ROLE_KINDS, RoleThresholds, role_kind
 from collab_heads.analysis.roles.rare import count_tokens
 from collab_heads.analysis.treebank.conllu import read_conllu
 from collab_heads.analysis.treebank.treebank import Treebank

@@ -4,8 +4,7 @@ import pytest
 import torch
 from known_heads import SMALL, looking, show, site, text
 
-from collab_heads.analysis.roles.labelling import LEAST_TOKENS, RoleThresholds
-from collab_heads.analysis.roles.labels import roles_from_measures
+from collab_heads.analysis.roles.labels import LEAST_TOKENS, RoleThresholds, roles_from_measures
 from collab_heads.analysis.roles.positional import Positional
 from collab_heads.errors import CalibrationError, NonFiniteError
 

@@ -5,8 +5,7 @@ import torch
 from known_heads import SMALL, looking, show, site, text
 from model_sizes import VOCABULARY
 
-from collab_heads.analysis.roles.labelling import LEAST_SENTENCES
-from collab_heads.analysis.roles.labels import roles_from_measures
+from collab_heads.analysis.roles.labels import LEAST_SENTENCES, roles_from_measures
 from collab_heads.analysis.roles.rare import RareTokens, count_tokens
 from collab_heads.errors import ArgumentError, CalibrationError
 from families import FAMILIES

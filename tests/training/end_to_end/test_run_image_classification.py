@@ -15,7 +15,7 @@ from translation_script import as_json, differing, weights
 
 import run_image_classification
 from collab_heads import CollabHeadsError
-from collab_heads.analysis.measures.head_history import HeadHistory
+from collab_heads.heads.history import HeadHistory
 from collab_heads.layers.query_key import is_swapped
 
 BORN = "--collaborative --dim_shared_query_key 8".split()

@@ -14,8 +14,8 @@ import collab_heads.training.loop.training as training
 import collab_heads.training.runs.session as session
 import run_glue
 import tiny
-from collab_heads.analysis.measures.head_history import HeadHistory
 from collab_heads.errors import ArgumentError
+from collab_heads.heads.history import HeadHistory
 from collab_heads.heads.whole import is_divided
 from collab_heads.training.runs.session import make_accelerator
 from collab_heads.training.storage.sharding import check_sharding

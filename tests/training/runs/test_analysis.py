@@ -12,8 +12,8 @@ from translation_script import SCRATCH, write_lines
 import run_translation
 import tiny
 from collab_heads import HeadReport
-from collab_heads.analysis.measures.head_history import HeadHistory
 from collab_heads.errors import ArgumentError, DataError
+from collab_heads.heads.history import HeadHistory
 from collab_heads.training.runs import analysis
 
 GATES = ("--target_heads", "8", "--selection_share", "0.9", "--importance_samples", "0")
@@ -51,7 +51,7 @@ def test_a_translation_run_that_learns_gates(marian, bilingual, tmp_path):
     kept = {site["path"]: site["heads_after"] for site in results["heads"]["pruned"]["sites"] if site["heads_after"]}
     assert {path: len(numbers) for path, numbers in found["heads"].items()} == kept
     names = {path.name for path in (out / "head_report").iterdir()}
-    assert {"report.html", "report.json", "gate_history.png", "gate_history.gif", "relevance.svg"} <= names
+    assert {"report.html", "report.json", "gate_history.png", "relevance.svg"} <= names
     page = (out / "head_report" / "report.html").read_text(encoding="utf-8")
     assert "8 heads of 12" in page and "validation examples" in page
 

@@ -18,10 +18,10 @@ import run_glue
 import run_translation
 import tiny
 from collab_heads import DynamicRotation, get_adapter, head_statistics
-from collab_heads.analysis.measures.head_history import HeadHistory, rounded
 from collab_heads.base.extras import MissingPackageError
 from collab_heads.contract.registry import head_numbers
 from collab_heads.errors import ArgumentError, OutputError
+from collab_heads.heads.history import HeadHistory, rounded
 from collab_heads.training.runs import analysis
 from collab_heads.training.runs.analysis import HeadWatch
 from collab_heads.training.runs.classifier import Classifier
@@ -221,6 +221,7 @@ def test_a_resumed_run_ends_as_an_unbroken_one(name, marian, bilingual, tmp_path
     assert (out / SERIES).read_bytes() == expected
     assert as_json(resumed, "history", "heads") == as_json(whole, "history", "heads")
     assert differing(weights(out), ended) == []
+    assert (out / FOLDER / "gates.gif").exists() == (name == "gates")
     if name == "gates":  # from the very end, into another folder: nothing is left to note
         other = tmp_path / "other"
         translation_script.run(marian, bilingual, other, *more, "--resume_from_checkpoint", end)
@@ -253,23 +254,20 @@ def test_two_processes_note_what_one_does(bert, files, tmp_path):
     assert found.moments == alone.moments
     for path, rows in alone.values["confidence"].items():
         torch.testing.assert_close(found.values["confidence"][path], rows, rtol=0, atol=scripts.ADAM32)
-    assert (two / FOLDER / "confidence.gif").exists()
+    assert (two / FOLDER / "confidence.png").exists()
 
 
 @pytest.mark.slow
 def test_pictures(marian, bilingual, tmp_path):
-    """Still and moving ones, light; the record of the run names them, and a run that replaces it takes them away."""
-    image = pytest.importorskip("PIL.Image")
+    """Light ones; the record of the run names them, and a run that replaces it takes them away."""
     out = tmp_path / "out"
     translation_script.run(marian, bilingual, out, *RUNS["alphas"])
     names = {path.name for path in (out / FOLDER).iterdir()}
     stills = {f"{name}.{kind}" for name in ("confidence", "confidence_by_head", "alphas") for kind in ("png", "svg")}
-    assert names == {"head_history.json", "confidence.gif", "alphas.gif", *stills}
+    assert names == {"head_history.json", *stills}
     recorded = json.loads((out / "manifest.json").read_text())["files"]
     assert {f"{FOLDER}/{name}" for name in names} <= recorded.keys()
     assert max(path.stat().st_size for path in (out / FOLDER).iterdir()) < 300_000
-    with image.open(out / FOLDER / "confidence.gif") as moving:
-        assert moving.n_frames == 5
     before = (out / FOLDER / "confidence.svg").read_bytes()
     translation_script.run(marian, bilingual, out, *RUNS["alphas"], "--overwrite_output_dir")
     assert (out / FOLDER / "confidence.svg").read_bytes() == before

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from collab_heads.analysis.report.head_report import MORE, NO_ROLE, summary
 from collab_heads.analysis.report.savings import cheapest
-from collab_heads.analysis.report.text import MORE, NO_ROLE, summary
 
 
 def test_the_summary_comes_first_and_rows_when_asked_for(report):

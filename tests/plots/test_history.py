@@ -1,19 +1,17 @@
-"""Heads over a training as curves, strips and moving pictures: what stands in them is what was recorded."""
+"""Heads over a training as curves, strips and an animation: what stands in them is what was recorded."""
 
 import math
-import sys
 
 import numpy as np
 import pytest
 import torch
 from model_sizes import EXACT64
 
-from collab_heads import AttentionSite
-from collab_heads.analysis import plots
-from collab_heads.analysis.measures.head_history import ALPHAS, HeadHistory, Moment
-from collab_heads.analysis.plots.head_history import norms
-from collab_heads.base.extras import MissingPackageError
+from collab_heads import AttentionSite, plots
 from collab_heads.errors import ArgumentError
+from collab_heads.heads.history import ALPHAS, HeadHistory, Moment
+from collab_heads.plots import history as drawing
+from collab_heads.plots.history import norms
 
 pytest.importorskip("matplotlib")
 SITES = (
@@ -83,25 +81,27 @@ def test_a_strip_has_a_row_per_head(history):
     assert [text.get_text() for text in encoder.get_yticklabels(minor=True)] == ["0", "1", "0", "2"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("measure, frames", (("confidence", 5), (ALPHAS, 2)))
-def test_pictures_move(measure, frames, history, tmp_path):
+def test_an_animation_shows_every_step(history, tmp_path, monkeypatch):
     image = pytest.importorskip("PIL.Image")
-    path = plots.history_animation(history, measure, tmp_path / "moving.gif", dpi=40, title="ours")
-    with image.open(path) as moving:
-        seen = []
-        for number in range(moving.n_frames):
-            moving.seek(number)
-            seen.append(moving.convert("RGB").tobytes())
-    assert len(seen) == frames == len(set(seen))
-    assert path.read_bytes() == plots.history_animation(history, measure, path, dpi=40, title="ours").read_bytes()
-    few = plots.history_animation(history, measure, tmp_path / "few.gif", dpi=40, frames=2)
-    with image.open(few) as moving:
-        assert moving.n_frames == 2
-    assert {each.name for each in tmp_path.iterdir()} == {"moving.gif", "few.gif"}
+    path = plots.history_animation(history, tmp_path / "moving.gif", "confidence", title="ours")
+
+    def frames() -> list[bytes]:
+        with image.open(path) as moving:
+            seen = []
+            for number in range(moving.n_frames):
+                moving.seek(number)
+                seen.append(moving.convert("RGB").tobytes())
+        return seen
+
+    assert len(frames()) == 5 == len(set(frames()))
+    before = path.read_bytes()
+    assert plots.history_animation(history, path, "confidence", title="ours").read_bytes() == before
+    monkeypatch.setattr(drawing, "FRAMES", 2)
+    plots.history_animation(history, path, "confidence")
+    assert len(frames()) == 2 and list(tmp_path.iterdir()) == [path]
 
 
-def test_what_cannot_be_drawn(history, tmp_path, monkeypatch):
+def test_what_cannot_be_drawn(history, tmp_path):
     for draw in (plots.history_curves, plots.history_strip):
         with pytest.raises(ArgumentError, match="no 'gates' at any step; it has confidence, alphas"):
             draw(history, "gates")
@@ -109,11 +109,10 @@ def test_what_cannot_be_drawn(history, tmp_path, monkeypatch):
             draw(HeadHistory(SITES, HEADS), "confidence")
     with pytest.raises(ArgumentError, match="alphas are a matrix per site"):
         plots.history_strip(history, ALPHAS)
+    with pytest.raises(ArgumentError, match="alphas are a matrix per site"):
+        plots.history_animation(history, tmp_path / "moving.gif", ALPHAS)
+    with pytest.raises(ArgumentError, match="no 'gates' at any step"):
+        plots.history_animation(history, tmp_path / "moving.gif")
     with pytest.raises(ArgumentError, match=r"ends in \"\.gif\", not .*moving\.mp4"):
-        plots.history_animation(history, "confidence", tmp_path / "moving.mp4")
-    with pytest.raises(ArgumentError, match="2 frames and more than 0 seconds, not 1"):
-        plots.history_animation(history, "confidence", tmp_path / "moving.gif", frames=1)
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(MissingPackageError, match="animations need pillow"):
-        plots.history_animation(history, "confidence", tmp_path / "moving.gif")
+        plots.history_animation(history, tmp_path / "moving.mp4", "confidence")
     assert list(tmp_path.iterdir()) == []

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from collab_heads.analysis.measures.comparison import rank_correlation
 from collab_heads.errors import ShapeError
+from collab_heads.heads.comparison import rank_correlation
 
 
 @pytest.mark.parametrize("ties", (False, True))

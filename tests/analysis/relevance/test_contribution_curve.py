@@ -1,12 +1,11 @@
-"""Pictures of contributions: lines, bands and cells are the numbers that they were given; what is refused."""
+"""Pictures of contributions: lines and bands are the numbers that they were given; what is refused."""
 
 import pytest
 import torch
 
 from collab_heads import ContributionComparison, TokenContributions
-from collab_heads.analysis import plots
-from collab_heads.analysis.relevance.sentence_contributions import TokenRelevance, of_sentence
-from collab_heads.errors import ArgumentError, ShapeError
+from collab_heads.analysis.relevance.sentence_contributions import of_sentence
+from collab_heads.errors import ArgumentError
 
 pytest.importorskip("matplotlib")
 MEASURES = ("source", "source_entropy", "target_entropy", "influence")
@@ -28,8 +27,8 @@ def line(axes, index: int = 0) -> tuple[list[float], list[float]]:
 
 @pytest.mark.parametrize("parts", (None, 2))
 def test_curves_are_means_by_position_with_their_intervals(parts):
-    first, second = made(1), made(2, "own")
-    figure = plots.contribution_curves({"one": first, "two": second}, parts=parts)
+    first, second = made(1), made(2)
+    figure = ContributionComparison((("one", first), ("two", second))).plot(parts)
     assert [axes.get_title() for axes in figure.axes] == [
         "share of the source",
         "entropy of the source, nats",
@@ -50,17 +49,15 @@ def test_curves_are_means_by_position_with_their_intervals(parts):
 
 
 def test_one_model_needs_no_legend_and_prompts_are_called_so():
-    figure = plots.contribution_curves(made(1, names=("prompt", "continuation")))
+    figure = made(1, names=("prompt", "continuation")).plot()
     assert not figure.legends and figure.axes[3].get_xlabel() == "position of the prompt token"
     assert figure.axes[2].get_title() == "entropy of the continuation, nats"
-    with pytest.raises(ArgumentError, match="no contributions to show"):
-        plots.contribution_curves({})
 
 
 def test_a_history_has_a_point_per_checkpoint():
     runs = [(f"step_{step}", made(step, kind)) for step in (10, 40) for kind in ("reference", "own")]
     compared = ContributionComparison(tuple(runs), {"step_10": 0.25, "step_40": 0.0})
-    figure = plots.contribution_history(compared)
+    figure = compared.plot_history()
     for axes, measure in zip(figure.axes[:3], MEASURES[:3], strict=True):
         for index, kind in enumerate(("reference", "own")):
             bars = axes.containers[index]
@@ -70,34 +67,6 @@ def test_a_history_has_a_point_per_checkpoint():
     assert line(figure.axes[3]) == ([10, 40], [0.25, 0.0])
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["reference", "own"]
     named = ContributionComparison((("a", made(1)), ("b", made(2))))
-    assert plots.contribution_history(named).axes[0].get_xlabel() == "checkpoint"
+    assert named.plot_history().axes[0].get_xlabel() == "checkpoint"
     with pytest.raises(ArgumentError, match="two checkpoints or more; this compares 1"):
-        plots.contribution_history(ContributionComparison((("a", made(1)),)))
-
-
-def test_a_map_has_a_cell_per_pair_of_tokens():
-    relevance = TokenRelevance(torch.tensor([[1.0, -1], [2, 0]]), torch.tensor([[2.0, 0, 0], [1, 1, 0]]))
-    source, target = relevance.contributions()
-    figure = plots.contribution_map(source, target, ["a", "b"], ["<s>", "x", "y"], ["x", "y"], title="one")
-    left, right = figure.axes[:2]
-    assert left.collections[0].get_array().tolist() == [[0.25, 0.25], [0.5, 0]]
-    assert right.collections[0].get_array().tolist() == [[0.5, 0, 0], [0.25, 0.25, 0]]
-    assert [each.get_text() for each in left.get_yticklabels()] == ["x", "y"]
-    assert [each.get_text() for each in right.get_xticklabels()] == ["<s>", "x", "y"]
-    assert left.collections[0].get_clim() == right.collections[0].get_clim() == (0, 0.5)
-
-
-def test_a_long_sentence_is_cut_and_the_title_says_so():
-    figure = plots.contribution_map(torch.ones(250, 201), torch.ones(250, 250), ["a"] * 201, ["b"] * 250, ["c"] * 250)
-    assert figure.axes[0].images[0].get_array().shape == (200, 200)
-    assert figure.get_suptitle().replace("\n", " ") == "the first 200 of 250 tokens \u2013 the first 200 of 201 tokens"
-    whole = plots.contribution_map(torch.ones(50, 41), torch.ones(50, 50), ["a"] * 41, ["b"] * 50, ["c"] * 50)
-    assert whole.axes[0].images[0].get_array().shape == (50, 41) and not whole.get_suptitle()
-    assert len(whole.axes[0].get_yticklabels()) == 50
-
-
-def test_what_does_not_fit_is_refused():
-    with pytest.raises(ShapeError, match=r"contributions \(2, 2\) and \(2, 1\) for \(2, 3, 1\) tokens"):
-        plots.contribution_map(torch.ones(2, 2), torch.ones(2, 1), ["a"] * 3, ["b"], ["c"] * 2)
-    with pytest.raises(ArgumentError, match="nothing to show"):
-        plots.contribution_map(torch.ones(0, 2), torch.ones(0, 1), ["a"] * 2, ["b"], [])
+        ContributionComparison((("a", made(1)),)).plot_history()

@@ -7,12 +7,11 @@ import sys
 import pytest
 import torch
 
-from collab_heads import AttentionSite
-from collab_heads.analysis import plots
-from collab_heads.analysis.measures.comparison import balance
-from collab_heads.analysis.plots.canvas import png_bytes, svg_bytes
+from collab_heads import AttentionSite, plots
 from collab_heads.base.extras import MissingPackageError
 from collab_heads.errors import ArgumentError, NonFiniteError, ShapeError
+from collab_heads.heads.comparison import balance
+from collab_heads.plots.canvas import png_bytes, svg_bytes
 
 pytest.importorskip("matplotlib")
 SITES = (

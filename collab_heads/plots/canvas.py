@@ -47,9 +47,6 @@ def colour_scale(
         lowest: the lower end of the scale; None for the smallest value.
         highest: the upper end; None for the largest value.
         centre: the middle of a diverging scale; None for 0 if the scale has both signs.
-
-    Raises:
-        ArgumentError: if an end or the centre is not finite, or the ends are in the wrong order.
     """
     import matplotlib
     from matplotlib.colors import Normalize
@@ -125,11 +122,7 @@ def check_matplotlib() -> None:
 
 @contextmanager
 def our_style(more: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Draw in our style, with more settings; the user's settings are restored afterwards.
-
-    Raises:
-        MissingPackageError: if matplotlib is not installed.
-    """
+    """Draw in our style, with more settings; the user's settings are restored afterwards."""
     check_matplotlib()
     import matplotlib.style
 
@@ -185,7 +178,6 @@ def thinned(numbers: Sequence[int], most: int) -> list[int]:
 
 
 def bare(axes: Axes) -> None:
-    """Remove the frame and the tick marks; the labels stay."""
     axes.spines[:].set_visible(False)
     axes.tick_params(which="both", length=0)
 
@@ -242,7 +234,6 @@ def save_figure(figure: Figure, path: str | Path) -> tuple[Path, Path]:
 
 
 def check_path(path: str | Path) -> Path:
-    """Return the path; raise ArgumentError if it has the suffix of a picture."""
     path = Path(path)
     if path.suffix.lower() in (".png", ".svg"):
         raise ArgumentError(f"a figure is saved as PNG and as SVG: give {str(path)!r} without {path.suffix!r}")

@@ -33,7 +33,6 @@ class Row:
 
     @property
     def removed(self) -> list[int]:
-        """Original numbers of the removed heads."""
         return [number for number in range(self.total) if number not in self.numbers]
 
 
@@ -88,10 +87,6 @@ def panels_of(
         heads: path -> original numbers of its present heads; None if no head was removed.
         totals: number of heads before any was removed, per path or for all. By default the highest number of the role's
             heads tells, if `heads` are given.
-
-    Raises:
-        ArgumentError: if a path is unknown, no path is left, or numbers are not increasing or exceed the total.
-        ShapeError: if there is not one number per head.
     """
     known = {site.path: site for site in sites}
     for path in (*paths, *(heads or ()), *(totals if isinstance(totals, Mapping) else ())):
@@ -126,7 +121,6 @@ def panels_of(
 
 
 def numbers_of(site: AttentionSite, heads: Heads | None) -> tuple[int, ...]:
-    """Return the original numbers of the heads of a site, checked."""
     if heads is None or site.path not in heads:
         return tuple(range(site.num_heads))
     numbers = tuple(int(number) for number in heads[site.path])
@@ -140,13 +134,7 @@ def numbers_of(site: AttentionSite, heads: Heads | None) -> tuple[int, ...]:
 def checked_values(
     sites: Sequence[AttentionSite], values: Mapping[str, Tensor | Sequence[float]], what: str, *, dimensions: int = 1
 ) -> dict[str, Tensor]:
-    """Return the values of sites as float64 on the CPU: [H] or [H, H].
-
-    Raises:
-        ArgumentError: if a path is unknown.
-        ShapeError: if there is not one number per head, or pair of heads.
-        NonFiniteError: if a number is NaN or infinite; the message names the site and the head.
-    """
+    """Return the values of sites as float64 on the CPU: [H] or [H, H]."""
     known = {site.path: site for site in sites}
     checked = {}
     for path, given in values.items():

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from collab_heads import AttentionSite
-from collab_heads.analysis.measures.head_history import ALPHAS, HeadHistory, Moment, rounded
 from collab_heads.errors import ArgumentError, DataError, NonFiniteError, ShapeError
+from collab_heads.heads.history import ALPHAS, HeadHistory, Moment, rounded
 
 SITES = (AttentionSite("a", "enc-self", 0, 3), AttentionSite("b", "dec-enc", 1, 2))
 HEADS = {"a": (0, 2, 3), "b": (0, 1)}

@@ -166,7 +166,6 @@ class HeadHistory:
         return cls(sites, heads, moments, values)
 
     def to_json(self) -> str:
-        """Return the history as one line of JSON."""
         return json.dumps(self.to_dict(), allow_nan=False, separators=(",", ":")) + "\n"
 
     def save(self, path: str | Path) -> None:
@@ -190,14 +189,12 @@ def rounded(values: Tensor) -> Tensor:
 
 
 def without_nan(rows: Any) -> Any:
-    """Replace NaN by None in nested lists of numbers."""
     if isinstance(rows, list):
         return [without_nan(each) for each in rows]
     return None if math.isnan(rows) else rows
 
 
 def with_nan(rows: Any) -> Any:
-    """Replace None by NaN in nested lists of numbers."""
     if isinstance(rows, list):
         return [with_nan(each) for each in rows]
     return math.nan if rows is None else rows

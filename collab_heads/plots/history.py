@@ -1,8 +1,8 @@
-"""Heads over a training: curves, strips and animations of a `HeadHistory`."""
+"""Heads over a training: curves, a strip, and an animation of a `HeadHistory`."""
 
 from __future__ import annotations
 
-import dataclasses
+import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,9 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from collab_heads.analysis.measures.head_history import ALPHAS, GATES, HeadHistory
-from collab_heads.analysis.plots.canvas import (
+from collab_heads.errors import ArgumentError
+from collab_heads.files.atomic import write_file
+from collab_heads.heads.history import ALPHAS, GATES, HeadHistory
+from collab_heads.plots.canvas import (
+    GREY,
     SEQUENTIAL,
+    bare,
     colour_scale,
     drawn,
     new_figure,
@@ -22,26 +26,14 @@ from collab_heads.analysis.plots.canvas import (
     panel_grid,
     thinned,
 )
-from collab_heads.analysis.plots.matrices import draw_matrices
-from collab_heads.analysis.plots.over_training import (
-    check_animation,
-    check_path,
-    draw_strip,
-    frames_of,
-    gif_bytes,
-    head_frames,
-    shown_of,
-)
-from collab_heads.analysis.plots.panels import Panel, panels_of
-from collab_heads.errors import ArgumentError
-from collab_heads.files.atomic import write_file
-from collab_heads.sites.site import ROLES, AttentionSite
+from collab_heads.plots.head_maps import FEW_CELLS, draw_cells, head_panels, legend
+from collab_heads.plots.panels import Panel, panels_of
+from collab_heads.sites.site import ROLES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
-    from PIL.Image import Image
 
 
 # measure -> the name of the numbers, and the ends of the scale if they are known
@@ -57,6 +49,9 @@ LABELS = {
 ENDS: dict[str, dict[str, float]] = {GATES: {"lowest": 0.0, "highest": 1.0}}
 FEW_STEPS = 20  # with fewer, each is marked
 MOST_LAYERS = 12  # that a legend names, at most
+FRAMES = 40  # of an animation, at most
+SECONDS, LAST = 8.0, 2.0  # of an animation, and how much longer it shows the last frame
+DPI = 80  # of an animation
 
 
 @drawn
@@ -150,128 +145,129 @@ def history_strip(history: HeadHistory, measure: str, *, title: str | None = Non
         ArgumentError: if the measure was not recorded, or is not a number per head.
         MissingPackageError: if matplotlib is not installed.
     """
-    where = of_heads(history, measure)
-    values = {path: rows[where] for path, rows in history.values[measure].items()}
-    scale = colour_scale([each.numpy() for each in values.values()], **ENDS.get(measure, {}))
-    steps = [history.moments[i].step for i in where]
-    return draw_strip(panels_with(history, measure), steps, values, scale, LABELS.get(measure, measure), title)
+    where = recorded_of_heads(history, measure)
+    values = {path: rows[where].numpy() for path, rows in history.values[measure].items()}
+    cmap, norm = colour_scale(list(values.values()), **ENDS.get(measure, {}))
+    panels, steps = panels_with(history, measure), [history.moments[i].step for i in where]
+    heights = [sum(len(row.numbers) for row in panel.rows) for panel in panels]
+    row_height = 0.16 if max(heights) <= 24 else 0.12 if max(heights) <= 100 else 0.03
+    figure = new_figure(3.3 * len(panels) + 0.9, max(1.8, max(heights) * row_height + 0.9), title)
+    every = panel_grid(figure, [1] * len(panels), [1] * len(panels), len(panels))
+    for axes, panel in zip(every, panels, strict=True):
+        rows = np.concatenate([values[row.site.path].T for row in panel.rows])  # [heads, steps]
+        cells = np.ma.masked_invalid(rows)
+        as_image = len(steps) * sum(heights) > FEW_CELLS
+        edges = np.arange(len(rows) + 1) - 0.5
+        mesh = axes.pcolormesh(step_edges(steps), edges, cells, cmap=cmap, norm=norm, rasterized=as_image)
+        axes.set(title=panel.role, xlabel="optimizer step", ylim=(len(rows) - 0.5, -0.5), facecolor=GREY)
+        label_rows(axes, panel, row_height >= 0.12)
+    every[0].set_ylabel("layer and head")
+    figure.colorbar(mesh, ax=every, label=LABELS.get(measure, measure), aspect=25, pad=0.02)
+    return figure
+
+
+def label_rows(axes: Axes, panel: Panel, numbered: bool) -> None:
+    """Name the layers, and the heads if rows are high enough; draw a white line between layers."""
+    starts = np.cumsum([0, *(len(row.numbers) for row in panel.rows)])
+    middles = (starts[:-1] + starts[1:] - 1) / 2
+    bare(axes)
+    axes.tick_params(axis="x", length=3)
+    axes.set_yticks(middles, [f"layer {row.site.layer}" for row in panel.rows])
+    axes.tick_params(axis="y", which="major", pad=16 if numbered else 2)
+    if numbered:
+        numbers = [number for row in panel.rows for number in row.numbers]
+        axes.set_yticks(np.arange(len(numbers)) + 1e-9, [str(n) for n in numbers], minor=True, fontsize=6)
+        axes.tick_params(axis="y", which="minor", pad=1)
+    for start in starts[1:-1]:
+        axes.axhline(start - 0.5, color="white", linewidth=1.5)
+
+
+def step_edges(steps: Sequence[int]) -> np.ndarray:
+    if len(steps) == 1:
+        return np.array([steps[0] - 0.5, steps[0] + 0.5])
+    halfway = (np.array(steps[:-1]) + np.array(steps[1:])) / 2
+    return np.array([2 * steps[0] - halfway[0], *halfway, 2 * steps[-1] - halfway[-1]])
 
 
 def beginnings(history: HeadHistory) -> list[int]:
-    """Return the steps at which another training of the run began."""
     pairs = zip(history.moments, history.moments[1:], strict=False)
     return [later.step for earlier, later in pairs if later.stage != earlier.stage]
 
 
 def recorded(history: HeadHistory, measure: str) -> list[int]:
-    """Return the indices of the moments that have a measure.
-
-    Raises:
-        ArgumentError: if there are none.
-    """
+    """Return the indices of the moments that have a measure."""
     if not (where := history.where(measure)):
         known = ", ".join(history.values) or "nothing"
         raise ArgumentError(f"this history of heads has no {measure!r} at any step; it has {known}")
     return where
 
 
-def of_heads(history: HeadHistory, measure: str) -> list[int]:
+def recorded_of_heads(history: HeadHistory, measure: str) -> list[int]:
     """Return the indices of the moments that have a measure; raise ArgumentError if it is a matrix."""
     if measure == ALPHAS:
-        raise ArgumentError("alphas are a matrix per site: draw history_curves or history_animation of them")
+        raise ArgumentError("alphas are a matrix per site: draw history_curves of them")
     return recorded(history, measure)
 
 
 def panels_with(history: HeadHistory, measure: str) -> list[Panel]:
-    """Return the panels of the sites that have a measure, with the heads of the beginning."""
     paths = [path for path in history.heads if path in history.values[measure]]
     return panels_of(history.sites, paths, {path: history.heads[path] for path in paths})
 
 
 def history_animation(
-    history: HeadHistory,
-    measure: str,
-    path: str | Path,
-    *,
-    title: str | None = None,
-    seconds: float = 8.0,
-    frames: int = 40,
-    dpi: int = 80,
+    history: HeadHistory, path: str | Path, measure: str = GATES, *, title: str | None = None
 ) -> Path:
-    """Write an animated GIF: a map layer x head per step, or for "alphas" their difference from the identity.
+    """Write an animated GIF: a map layer x head per recorded step, such as of the heads that close over a training.
 
-    It repeats forever; the last step stays two seconds longer.
+    It takes eight seconds, shows 40 steps at most, the first and the last among them, and repeats forever.
 
     Args:
         history: the recorded history.
-        measure: a measure that was recorded.
-        path: the path of the file, ".gif"; it replaces an existing one only when complete.
+        path: the path of the file; it replaces an existing one only when complete.
+        measure: a measure that was recorded, other than "alphas"; P(gate is open) by default.
         title: a title for the pictures.
-        seconds: the length of the animation, in seconds.
-        frames: the largest number of steps to show, the first and the last among them.
-        dpi: pixels per inch.
 
     Returns:
         The path.
 
     Raises:
-        ArgumentError: if the measure was not recorded, `seconds` is not positive, there are fewer than two frames, or
-            the path does not end in ".gif".
-        MissingPackageError: if matplotlib or Pillow is not installed.
+        ArgumentError: if the measure was not recorded, or is not a number per head, or the path does not end in ".gif".
+        MissingPackageError: if matplotlib is not installed.
     """
-    check_path(path)
-    return write_file(path, history_gif(history, measure, title, seconds, frames, dpi))
+    if not str(path).lower().endswith(".gif"):
+        raise ArgumentError(f'an animation is a GIF: give it a path that ends in ".gif", not {str(path)!r}')
+    return write_file(path, history_gif(history, measure, title))
 
 
-def history_gif(
-    history: HeadHistory, measure: str, title: str | None = None, seconds: float = 8.0, frames: int = 40, dpi: int = 80
-) -> bytes:
-    """Return the GIF that `history_animation` writes."""
-    check_animation(seconds, frames)
-    where = recorded(history, measure)
-    where = [where[i] for i in shown_of(len(where), frames)]
-    width = len(str(history.moments[-1].step))
-    clocks = [f"{history.moments[i].stage}, step {history.moments[i].step:>{width}}" for i in where]
+def history_gif(history: HeadHistory, measure: str, title: str | None = None) -> bytes:
+    where = recorded_of_heads(history, measure)
+    where = [where[i] for i in sorted({round(i) for i in np.linspace(0, len(where) - 1, FRAMES)})]
+    panels, rows = panels_with(history, measure), history.values[measure]
     with our_style():
-        draw = alpha_pictures if measure == ALPHAS else head_pictures
-        pictures = draw(history, measure, where, clocks, title, dpi)
-    return gif_bytes(pictures, seconds)
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from PIL import Image  # matplotlib needs it, too
 
-
-def head_pictures(
-    history: HeadHistory, measure: str, where: Sequence[int], clocks: Sequence[str], title: str | None, dpi: int
-) -> list[Image]:
-    """Draw maps layer x head, one picture per moment."""
-    values = [{path: rows[i] for path, rows in history.values[measure].items()} for i in where]
-    arrays = [rows.numpy() for rows in history.values[measure].values()]
-    scale = colour_scale(arrays, **ENDS.get(measure, {}))
-    return head_frames(panels_with(history, measure), values, clocks, scale, LABELS.get(measure, measure), title, dpi)
-
-
-def alpha_pictures(
-    history: HeadHistory, measure: str, where: Sequence[int], clocks: Sequence[str], title: str | None, dpi: int
-) -> list[Image]:
-    """Draw alphas as their difference from the identity, one picture per moment."""
-    sites, heads, changes = [], {}, {}
-    for site in sites_with(history, measure):
-        rows = history.values[measure][site.path][list(where)]
-        there = rows[-1].diagonal().isfinite()
-        heads[site.path] = tuple(n for n, is_there in zip(history.heads[site.path], there, strict=True) if is_there)
-        changes[site.path] = rows[:, there][:, :, there] - torch.eye(int(there.sum()), dtype=rows.dtype)
-        sites.append(dataclasses.replace(site, num_heads=int(there.sum()), groups=None))
-    most = max(float(each.nan_to_num().abs().max()) for each in changes.values())
-    scale = {"centre": 0.0, "lowest": -most or None, "highest": most or None}
-    lasting = {path: each[-1] for path, each in changes.items()}
-    labels = ("new head", "is made of head")
-    figure, meshes = draw_matrices(sites, lasting, heads, "alpha - identity", title, scale, True, labels)
-    texts = [f"{labels[1]}; {clock}" for clock in clocks]
-    grids = [[changes[path][i].numpy() for path in meshes] for i in range(len(where))]
-    cmap = next(iter(meshes.values())).get_cmap()
-    return frames_of(figure, list(meshes.values()), grids, texts, cmap, dpi)
-
-
-def sites_with(history: HeadHistory, measure: str) -> list[AttentionSite]:
-    """Return the sites that have a measure at the last of its moments."""
-    last = history.where(measure)[-1]
-    rows = history.values[measure]
-    return [site for site in history.sites if site.path in rows and rows[site.path][last].isfinite().any()]
+        cmap, norm = colour_scale([each.numpy() for each in rows.values()], **ENDS.get(measure, {}))
+        figure, every = head_panels(panels, title)
+        figure.set_dpi(DPI)
+        grids = [[panel.grid({path: each[i] for path, each in rows.items()}) for panel in panels] for i in where]
+        meshes = [draw_cells(axes, grid, cmap, norm, len(panels)) for axes, grid in zip(every, grids[0], strict=True)]
+        for axes in every:
+            axes.set_facecolor(GREY)  # of heads that are removed on the way
+        figure.colorbar(meshes[0], ax=every, label=LABELS.get(measure, measure), aspect=25, pad=0.02)
+        legend(figure, panels)
+        clocks = [f"{history.moments[i].stage}, step {history.moments[i].step}" for i in where]
+        clock = figure.supxlabel(max(clocks, key=len), fontsize=9)
+        canvas, pictures = FigureCanvasAgg(figure), []
+        canvas.draw()
+        figure.set_layout_engine("none")  # nothing may move between frames
+        for text, of_moment in zip(clocks, grids, strict=True):
+            clock.set_text(text)
+            for mesh, grid in zip(meshes, of_moment, strict=True):
+                mesh.set_array(np.ma.masked_invalid(grid))
+            canvas.draw()
+            pictures.append(Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB"))
+    buffer, each = io.BytesIO(), round(1000 * SECONDS / len(pictures))
+    durations = [each] * (len(pictures) - 1) + [each + round(1000 * LAST)]
+    pictures[0].save(buffer, "GIF", save_all=True, append_images=pictures[1:], duration=durations, loop=0)
+    return buffer.getvalue()

@@ -1,0 +1,73 @@
+"""Reports: numbers for machines (`to_dict`, `to_json`), and for people a table with notes (`str`)."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from collab_heads.base.display import text_table
+
+Cell = str | Callable[[Any], str]  # a format of an entry, such as "{0.heads_before} -> {0.heads_after}", or a function
+
+
+class Report:
+    """The base of reports, which are dataclasses; they declare the columns of their table and what stands below it."""
+
+    TOTALS: ClassVar[tuple[str, ...]] = ()  # properties that `to_dict` adds to the fields
+    ENTRIES: ClassVar[str] = "sites"  # the field with an entry per row of the table
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all numbers, ready for JSON."""
+        return {name: getattr(self, name) for name in self.TOTALS} | of_fields(self)
+
+    def to_json(self) -> str:
+        """Return the numbers of `to_dict` as JSON."""
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+    def __str__(self) -> str:
+        return "\n".join(filter(None, self.lines()))
+
+    def lines(self) -> list[str]:
+        """Return the parts of the text, one below the other."""
+        return [table_of(self.columns(), getattr(self, self.ENTRIES), self.closing()), *self.remarks()]
+
+    def columns(self) -> Mapping[str, Cell]:
+        """Return the header of every column and the cell of an entry."""
+        raise NotImplementedError
+
+    def closing(self) -> str:
+        """Return the line below the table."""
+        return ""
+
+    def remarks(self) -> list[str]:
+        """Return notes for the reader, which stand below that line."""
+        return []
+
+
+def table_of(columns: Mapping[str, Cell], entries: Sequence[Any], closing: str = "") -> str:
+    """Return a table with a row per entry, and a line below it."""
+    cells = [cell.format if isinstance(cell, str) else cell for cell in columns.values()]
+    return text_table(list(columns), [[cell(entry) for cell in cells] for entry in entries], closing)
+
+
+def of_fields(instance: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass, ready for JSON."""
+    return {field.name: plain(getattr(instance, field.name)) for field in dataclasses.fields(instance)}
+
+
+def plain(value: Any) -> Any:
+    """Return a value of a report, ready for JSON: dictionaries, lists, numbers and text."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if dataclasses.is_dataclass(value):
+        return of_fields(value)
+    if isinstance(value, Mapping):
+        return {" ".join(key) if isinstance(key, tuple) else key: plain(each) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(each) for each in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def change(before: int, after: int) -> str:
+    """Return a number before and after, and the relative difference."""
+    return f"{before:,} -> {after:,} ({after / before - 1:+.1%})"
