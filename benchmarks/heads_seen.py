@@ -27,7 +27,7 @@ from collab_heads import analyze_heads, get_adapter, head_importance, leave_one_
 from collab_heads.analysis import plots
 from collab_heads.analysis.measures.comparison import balance
 from collab_heads.analysis.treebank.conllu import read_conllu
-from collab_heads.demo.model import embed
+from collab_heads.demo.models import embed
 from common import PICTURES, ROOT, WORK, interleaved, memory_bytes, minilm, shared, table, write
 
 MARIAN, TEST = "models/marian-multi30k-de-en", "test_2016_flickr"

@@ -17,7 +17,7 @@ from test_head_contract import assert_pruned_equals_gated, assert_same_state
 from unchanged import refused
 
 import test_contract as contract
-from collab_heads import fold_heads, prune_heads, swap_heads, swap_to_alpha, swap_to_collaborative, swap_to_gated
+from collab_heads import fold_heads, prune_heads, rotate_heads, swap_to_alpha, swap_to_collaborative, swap_to_gated
 from collab_heads.collaborative import values
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, SwapError
@@ -325,7 +325,7 @@ def test_narrow_values_cannot_be_folded_or_exchanged():
     with refused(model, SwapError, path, "no stock form"):
         fold_heads(model)
     with refused(model, SwapError, f"{path} is collaborative"):
-        swap_heads(model, [((path, 0), ("encoder.layer.1.attention.self", 0))])
+        rotate_heads(model, [((path, 0), ("encoder.layer.1.attention.self", 0))])
 
 
 def test_all_heads_removed():

@@ -135,11 +135,7 @@ class Checkpoint:
         self.folder, self.run = Path(output_dir) / NAME, run
 
     def save(self, progress: Progress, state: Mapping[str, Tensor]) -> None:
-        """Write the checkpoint in place of the one before.
-
-        Raises:
-            OutputError: if it cannot be written; the one before stays.
-        """
+        """Write the checkpoint in place of the one before."""
         best = {f"best/{name}": tensor.cpu().contiguous() for name, tensor in progress.best.items()}
         content = save({**state, **best}, metadata={"format": "pt"})
         with new_checkpoint(self.folder, {"run": self.run, **progress.to_dict()}, len(content)) as partial:
@@ -150,9 +146,6 @@ class Checkpoint:
 
         Returns:
             The progress and all stored tensors; None if there is no checkpoint.
-
-        Raises:
-            OutputError: if the checkpoint is damaged, of another run or not written by `distill`.
         """
         recover(self.folder)
         if not self.folder.exists():
@@ -186,10 +179,6 @@ def resumed(
     """Read the checkpoint of a run, keep other runs from writing it meanwhile, and delete it when the run is complete.
 
     The output folder is made if it does not exist.
-
-    Raises:
-        OutputError: if another run is writing the checkpoint, or the output folder cannot be made; or as
-            `Checkpoint.load` does.
     """
     if checkpoint is None:
         yield None

@@ -31,11 +31,6 @@ def trained_parameters(
         model: the model.
         adapter: that of its family.
         more: other parameters that are trained, by name.
-
-    Raises:
-        ArgumentError: if no site was changed and there is nothing more, all parameters are frozen, or one has a dtype
-            that cannot be trained.
-        SwapError: if a changed site shares a projection with another site.
     """
     changed = CollabConfig.on(model).states
     sites = [site for site in adapter.sites(model) if site.path in changed]
@@ -180,7 +175,6 @@ class MasterWeights:
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned."""
         for name, master in self.masters.items():
             master.copy_(state[f"weight/{name}"])
             moments = {part: state[f"{part}/{name}"].clone() for part in MOMENTS}
