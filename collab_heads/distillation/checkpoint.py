@@ -112,15 +112,13 @@ class Progress:
 
     def to_dict(self) -> dict:
         """Return the content of `progress.json`: everything but the best weights."""
-        plain = {name: getattr(self, name) for name in ("step", "tokens", "seconds", "best_step")}
-        return plain | {"history": [[step, dataclasses.asdict(error)] for step, error in self.history]}
+        return {k: v for k, v in dataclasses.asdict(dataclasses.replace(self, best={})).items() if k != "best"}
 
     @classmethod
     def from_dict(cls, record: Mapping, best: dict[str, Tensor]) -> "Progress":
         """Restore the progress from what `to_dict` returned, and the best weights."""
         history = [(step, HeldOutError(**error)) for step, error in record["history"]]
-        plain = {name: record[name] for name in ("step", "tokens", "seconds", "best_step")}
-        return cls(**plain, history=history, best=best)
+        return cls(**{**record, "history": history, "best": best})
 
 
 class Checkpoint:
@@ -154,7 +152,7 @@ class Checkpoint:
             record = read_progress(self.folder)
             check_holds(self.folder, (STATE, MANIFEST))
             check_undamaged(self.folder)
-            check_same_run(self.folder, record["run"], self.run)
+            check_same_run(self.folder, record.pop("run"), self.run)
             tensors = {name: tensor.clone() for name, tensor in load_file(self.folder / STATE).items()}
             best = {name.removeprefix("best/"): t for name, t in tensors.items() if name.startswith("best/")}
             return Progress.from_dict(record, best), tensors
