@@ -199,12 +199,21 @@ class HeadRotation:
             plan_exchanges(model, [pair for slots in pools for pair in pairwise(slots)], None)
 
     def scheduled(self, model: PreTrainedModel, epoch: int) -> SlotPairs:
-        """Return the pairs of the schedule for an epoch, as places in a model."""
+        """Return the pairs of the schedule for an epoch, as places in a model.
+
+        Args:
+            model: a supported transformers model.
+            epoch: counted from 1.
+        """
         sites = unwrapped_adapter(model).sites(model)
         return [(first.slot(sites), second.slot(sites)) for first, second in (self.schedule or {}).get(epoch, ())]
 
     def stacks(self, model: PreTrainedModel) -> dict[str, tuple[RoleSettings, Stack]]:
-        """Return the settings of every role that a policy rotates, and the places of its heads, layer by layer."""
+        """Return the settings of every role that a policy rotates, and the places of its heads, layer by layer.
+
+        Args:
+            model: a supported transformers model.
+        """
         sites, record = unwrapped_adapter(model).sites(model), CollabConfig.on(model).sites
         layers: dict[str, list[list[Slot]]] = {}
         for site in sorted(sites, key=lambda site: (ROLES.index(site.role), site.layer)):
@@ -255,7 +264,12 @@ class HeadRotation:
         return [pair for what in due.values() for pair in what.back] + list(chain(*chosen))
 
     def due(self, model: PreTrainedModel, epoch: int) -> dict[str, Due]:
-        """Return what a policy has to do before an epoch, for the roles that have something due."""
+        """Return what a policy has to do before an epoch, for the roles that have something due.
+
+        Args:
+            model: a supported transformers model.
+            epoch: counted from 1.
+        """
         due = {}
         for role, (settings, stack) in self.stacks(model).items():
             away = self.exchanged.get(role)
