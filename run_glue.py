@@ -15,10 +15,10 @@ from collab_heads.base.extras import exit_without
 if __name__ == "__main__":
     exit_without("train", "run_glue.py")  # said before the imports below fail
 
-from collab_heads.command.glue import load_data, main, parse
+from collab_heads.command.training import GLUE
 from collab_heads.errors import CollabHeadsError
 
-__all__ = ["load_data", "main", "parse"]
+main, parse, load_data = GLUE.main, GLUE.parse, GLUE.load_data
 
 if __name__ == "__main__":
     try:

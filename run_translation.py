@@ -16,10 +16,10 @@ from collab_heads.base.extras import exit_without
 if __name__ == "__main__":
     exit_without("train", "run_translation.py")  # said before the imports below fail
 
-from collab_heads.command.translate import load_data, main, parse
+from collab_heads.command.training import TRANSLATION
 from collab_heads.errors import CollabHeadsError
 
-__all__ = ["load_data", "main", "parse"]
+main, parse, load_data = TRANSLATION.main, TRANSLATION.parse, TRANSLATION.load_data
 
 if __name__ == "__main__":
     try:

@@ -27,8 +27,8 @@ from common import RESULTS, ROOT, WORK, table, write
 
 sys.path.insert(0, str(ROOT / "examples"))
 import run_image_classification
-from collab_heads.demo.image_demo import TRAIN as TRAINING
-from collab_heads.demo.image_demo import write_digits
+from collab_heads.demo.demos import TRAIN_DIGITS as TRAINING
+from collab_heads.demo.demos import write_digits
 
 SEEDS, MORE_SEEDS = (1, 2, 3), tuple(range(1, 11))
 SIZES = "--model_type deit --image_size 16 --patch_size 4 --d_model 64 --num_layers 4 --num_heads 4 --d_ff 128".split()

@@ -19,8 +19,8 @@ from common import PICTURES, ROOT, WORK, minilm, shared, table, write
 
 sys.path.insert(0, str(ROOT))
 import run_glue
-from collab_heads.command.flags.arguments import fingerprint
 from collab_heads.data.metrics import score
+from collab_heads.training.options.run import fingerprint
 from collab_heads.training.runs.run import Run
 
 TASKS, SEEDS, HEADS = ("mrpc", "stsb"), (0, 1, 2), 72

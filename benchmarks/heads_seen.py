@@ -25,7 +25,7 @@ from translation import read
 
 from collab_heads import analyze_heads, get_adapter, head_importance, leave_one_out, plots
 from collab_heads.analysis.treebank.conllu import read_conllu
-from collab_heads.demo.model import embed
+from collab_heads.demo.models import embed
 from collab_heads.heads.comparison import balance
 from common import PICTURES, ROOT, WORK, interleaved, memory_bytes, minilm, shared, table, write
 

@@ -41,8 +41,8 @@ from common import ROOT, WORK, shared, table, write, write_again
 
 sys.path.insert(0, str(ROOT))
 import run_translation
-from collab_heads.command.flags.arguments import fingerprint
 from collab_heads.heads.penalty.alphas import AlphaPenalty
+from collab_heads.training.options.run import fingerprint
 from collab_heads.training.runs.run import Run
 
 TONGUES = ("de", "en")

@@ -24,7 +24,7 @@ from collab_heads import HeadPenalty, fold_heads, swap_to_alpha, swap_to_collabo
 from collab_heads.data.batches import Collate, token_steps
 from collab_heads.data.parallel import from_files, read_lines
 from collab_heads.data.translation import Objective, encode, num_targets
-from collab_heads.training.loop.optimizer import optimizer_and_schedule, optimizer_step, parameter_groups
+from collab_heads.training.loop.steps import optimizer_and_schedule, optimizer_step, parameter_groups
 from common import shared, table, write
 
 MODEL, SMOOTHING = "models/marian-multi30k-de-en", 0.1

@@ -22,7 +22,7 @@ import nbformat
 from nbclient import NotebookClient
 from PIL import Image
 
-from collab_heads.demo.model import PACKAGE
+from collab_heads.demo.models import PACKAGE
 from common import ROOT, shared, versions
 
 FOLDER = ROOT / "notebooks"

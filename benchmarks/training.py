@@ -21,7 +21,7 @@ from collab_heads import swap_to_collaborative
 from collab_heads.data.batches import chunked
 from collab_heads.data.classification import Labels, encode
 from collab_heads.data.glue import from_folder
-from collab_heads.training.loop.optimizer import optimizer_and_schedule, optimizer_step, parameter_groups
+from collab_heads.training.loop.steps import optimizer_and_schedule, optimizer_step, parameter_groups
 from common import minilm, shared, table, write
 
 BATCH, WIDTH = 16, 128

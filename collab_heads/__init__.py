@@ -48,9 +48,8 @@ from collab_heads.model.card import model_card
 from collab_heads.model.peft_targets import peft_targets
 from collab_heads.model.transformers_hooks import install_hooks
 from collab_heads.neurons.prune import PruneNeuronsReport, prune_neurons
-from collab_heads.rotation.dynamic import DynamicRotation
-from collab_heads.rotation.exchange import swap_heads
-from collab_heads.rotation.manual import HeadRotation
+from collab_heads.rotation.exchange import rotate_heads
+from collab_heads.rotation.head_rotation import HeadRotation
 from collab_heads.serving.export import ExportReport, export
 from collab_heads.serving.served_model import ServedModel, load_exported
 from collab_heads.sites.site import AttentionSite, AttentionWeights
@@ -74,7 +73,6 @@ __all__ = [
     "CompressionPlan",
     "ContributionComparison",
     "DistillReport",
-    "DynamicRotation",
     "ExportReport",
     "FoldReport",
     "GateReport",
@@ -121,9 +119,9 @@ __all__ = [
     "prune_heads",
     "prune_neurons",
     "register",
+    "rotate_heads",
     "save_heads",
     "supported_model_types",
-    "swap_heads",
     "swap_to_alpha",
     "swap_to_collaborative",
     "swap_to_gated",

@@ -17,10 +17,10 @@ from collab_heads.base.extras import exit_without
 if __name__ == "__main__":
     exit_without("train", "run_image_classification.py")  # said before the imports below fail
 
-from collab_heads.command.images import load_data, main, parse
+from collab_heads.command.training import IMAGES
 from collab_heads.errors import CollabHeadsError
 
-__all__ = ["load_data", "main", "parse"]
+main, parse, load_data = IMAGES.main, IMAGES.parse, IMAGES.load_data
 
 if __name__ == "__main__":
     try:

@@ -30,7 +30,7 @@ SHOWN = [
     "plan",
     "prune_heads",
     "prune_neurons",
-    "swap_heads",
+    "rotate_heads",
     "swap_to_alpha",
     "swap_to_collaborative",
     "swap_to_gated",

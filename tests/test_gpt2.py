@@ -22,7 +22,7 @@ from collab_heads import (
     distill,
     fold_heads,
     prune_heads,
-    swap_heads,
+    rotate_heads,
     swap_to_alpha,
     swap_to_collaborative,
     swap_to_gated,
@@ -117,12 +117,12 @@ def test_heads_change_places(trained):
     ]
     chosen = [columns for _, columns in ends for _ in range(2)]
     before = [[t[..., columns].clone() for t in each] for each, columns in zip(tensors, chosen, strict=True)]
-    swap_heads(model, [(("h.0.attn", 1), ("h.1.attn", 3))], optimizer)
+    rotate_heads(model, [(("h.0.attn", 1), ("h.1.attn", 3))], optimizer)
     after = [[t[..., columns] for t in each] for each, columns in zip(tensors, chosen, strict=True)]
     for found, expected in zip(after, [*before[2:], *before[:2]], strict=True):
         assert all(map(torch.equal, found, expected))
     assert sum(not torch.equal(p, q) for p, q in zip(model.parameters(), start, strict=True)) == 4
-    swap_heads(model, [(("h.0.attn", 1), ("h.1.attn", 3))], optimizer)
+    rotate_heads(model, [(("h.0.attn", 1), ("h.1.attn", 3))], optimizer)
     assert all(map(torch.equal, model.parameters(), start))
 
 
@@ -253,7 +253,7 @@ def shared_output(model):
 CALLS = {
     "swap": lambda model: swap_to_collaborative(model, dim_shared_query_key=16),
     "prune": lambda model: prune_heads(model, heads={"dec-self": [[0], [0]]}),
-    "exchange": lambda model: swap_heads(model, [((FIRST, 0), ("h.1.attn", 1))]),
+    "exchange": lambda model: rotate_heads(model, [((FIRST, 0), ("h.1.attn", 1))]),
     "gate": swap_to_gated,
 }
 REFUSED = [(quantised, "QuantisedConv1D", call) for call in ("swap", "prune", "exchange")]

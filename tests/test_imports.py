@@ -43,9 +43,9 @@ LAYERS = (
     ("trainer",),
     ("", "modeling_collab_heads"),  # the public names; what is stored beside a model imports them
     ("data",),
+    ("training.options",),
     ("training.storage",),
     ("training.loop",),
-    ("command.flags",),
     ("training.runs",),
     ("demo",),
     ("command", "__main__"),
@@ -241,7 +241,7 @@ def packages(name: str) -> dict[str, str]:
 BASE = {"collab_heads", "torch", "transformers", "safetensors", "tqdm"} | {"huggingface_hub", "numpy", "packaging"}
 
 
-@pytest.mark.parametrize("name", ("", "__main__", "command.analyze", "command.compress", "demo.glue_demo"))
+@pytest.mark.parametrize("name", ("", "__main__", "command.work", "demo.demos"))
 def test_what_needs_no_extra_imports_none(name):
     others = {package: where for package, where in packages(name).items() if package not in BASE}
     assert others == {}
@@ -260,7 +260,7 @@ def test_all_files_are_seen():
         "heads.prune",
         "adapters",
         "adapters.bert",
-        "demo.glue_demo",
+        "demo.demos",
     } <= MODULES.keys()
     assert "transformers.models.bert" in family_imports(MODULES["adapters.bert"].read_text())
     assert "layers.attention" in targets(MODULES["adapters.bert"].read_text())
@@ -275,12 +275,12 @@ WRONG = (
     ("collaborative.swap", "from collab_heads.adapters.bert import BertAdapter"),
     ("collaborative.swap", "from collab_heads import swap_to_collaborative"),
     ("collaborative.swap", "from collab_heads.heads.gating import swap_to_gated"),
-    ("model.transformers_hooks", "from collab_heads.demo.glue_demo import main"),
+    ("model.transformers_hooks", "from collab_heads.demo.demos import Demo"),
     ("heads.gating", "from collab_heads.heads.penalty import parts"),
     ("heads.prune", "from collab_heads import adapters"),
     ("heads.selection", "from collab_heads.analysis.measures.head_scores import head_scores"),
     ("analysis.measures.head_scores", "from collab_heads.analysis.report.html import page"),
-    ("command.flags.heads", "from collab_heads.training.runs.run import Run"),
+    ("training.options.heads", "from collab_heads.training.runs.run import Run"),
 )
 FAMILY = ("from transformers import BertModel", "import transformers.models.t5", "from transformers import T5Config")
 

@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM,
 
 from collab_heads import swap_to_collaborative
 from collab_heads.demo import model_folder, sentences
-from collab_heads.demo.model import agreement, embed
+from collab_heads.demo.models import agreement, embed
 
 SHARED = Path(os.environ.get("COLLAB_HEADS_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 PROMPTS, NEW_TOKENS = 200, 20

@@ -17,13 +17,13 @@ from unchanged import assert_unchanged, refused, snapshot
 
 import test_contract
 from collab_heads import (
-    DynamicRotation,
+    HeadRotation,
     compress,
     fold_heads,
     get_adapter,
     head_statistics,
     prune_heads,
-    swap_heads,
+    rotate_heads,
     swap_to_collaborative,
     swap_to_gated,
 )
@@ -33,7 +33,7 @@ from collab_heads.layers import rotary_attention as rotary
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.layers.rotary_attention import rotary_attention
 from collab_heads.layers.rotary_query_key import RotaryQueryKey
-from collab_heads.rotation.ranking import slot_scores
+from collab_heads.rotation.rules import slot_scores
 from families import FAMILIES, each
 from test_contract import stepwise
 
@@ -231,11 +231,11 @@ def test_heads_that_share_keys_change_places_together(name, heads):
         other.copy_(kept)
     pairs = [tuple(zip(paths, heads, strict=True))]
     start = snapshot(model)
-    swap_heads(model, pairs)
+    rotate_heads(model, pairs)
     for (key, found), wanted in zip(model.state_dict().items(), expected.state_dict().values(), strict=True):
         assert torch.equal(found, wanted), key
     assert (output(model, inputs) - before).abs().max() > NOTICED
-    swap_heads(model, pairs)
+    rotate_heads(model, pairs)
     assert_unchanged(model, start)
 
 
@@ -255,7 +255,7 @@ def test_gates_and_moments_travel_with_the_group():
     before = [gate.log_alpha.clone() for gate in gates]
     adam = [optimizer.state[module.q_proj.weight]["exp_avg"] for module in (one, other)]
     moments = [each.clone().unflatten(0, (HEADS, -1)) for each in adam]
-    swap_heads(model, [((first, 2), (second, 0))], optimizer)
+    rotate_heads(model, [((first, 2), (second, 0))], optimizer)
     assert torch.equal(gates[0].log_alpha, torch.cat([before[0][:2], before[1][:2]]))
     assert torch.equal(gates[1].log_alpha, torch.cat([before[0][2:], before[1][2:]]))
     now = adam[0].unflatten(0, (HEADS, -1))
@@ -267,23 +267,23 @@ def test_groups_that_cannot_change_places():
     model = FAMILIES["qwen3"].build()
     first, second = sites(model)
     with refused(model, ArgumentError, "the places 0 and 1 in theirs", "pair heads of the same place"):
-        swap_heads(model, [((first, 0), (second, 1))])
+        rotate_heads(model, [((first, 0), (second, 1))])
     with refused(model, ArgumentError, "head 0 of ", "head 1 of ", "share a key head", "name one of them"):
-        swap_heads(model, [((first, 0), (first, 1))])
+        rotate_heads(model, [((first, 0), (first, 1))])
     with refused(model, ArgumentError, "share a key head", "name one of them"):
-        swap_heads(model, [((first, 0), (second, 0)), ((first, 1), (second, 1))])
+        rotate_heads(model, [((first, 0), (second, 0)), ((first, 1), (second, 1))])
     remove(model, UNEQUAL)
     with refused(model, ShapeError, "1 and 2 heads share their key heads", "groups of one size"):
-        swap_heads(model, [((first, 0), (second, 2))])
+        rotate_heads(model, [((first, 0), (second, 2))])
     with refused(model, SwapError, "before heads are removed that share key heads"):
-        swap_heads(model, [((first, 2), (second, 2))])
+        rotate_heads(model, [((first, 2), (second, 2))])
 
 
 @pytest.mark.parametrize("policy", ("hard", "soft", "local", "random"))
 def test_rotation_takes_a_head_of_each_group(policy):
     """And ranks groups by the mean of their heads."""
     model, inputs = FAMILIES["qwen3"].build(), FAMILIES["qwen3"].inputs()
-    rotation = DynamicRotation(policy, start=1, end=1)
+    rotation = HeadRotation(policy=policy, start=1, end=1)
     rotation.check(model, epochs=2)
     start = snapshot(model)
     pairs = rotation.apply(model, epoch=1, batches=[inputs])

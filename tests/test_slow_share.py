@@ -24,8 +24,8 @@ pytest_plugins = ("pytester",)
             "tests/analysis/test_x.py",
         ),
         (
-            "collab_heads/command/flags/swap.py",
-            "tests/command/flags/test_rotating.py::test_x",
+            "collab_heads/training/options/heads.py",
+            "tests/training/options/test_heads_rotating.py::test_x",
             "tests/test_hub.py::test_x",
         ),
         ("benchmarks/digits.py", "tests/benchmarks/test_digits.py::test_x", "tests/benchmarks/test_gpu.py::test_x"),

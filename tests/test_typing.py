@@ -15,7 +15,7 @@ from collab_heads.base.option_values import METRIC_WORDS, Metric, Policy
 from collab_heads.distillation.processes import PRECISIONS, Precision
 from collab_heads.heads.penalty.alphas import BESIDE
 from collab_heads.heads.penalty.parts import LossKind
-from collab_heads.rotation.role_settings import POLICIES
+from collab_heads.rotation.rules import POLICIES
 from collab_heads.rotation.schedule import Direction
 
 ROOT = Path(__file__).parents[1]
@@ -57,13 +57,13 @@ SEEN = {
     "analyze_heads(model, batches, parts=['statistics'])": "HeadReport",
     "analyze_heads(model, batches).to_html()": "str",
     "HeadRotation.from_json('rotation.json')": "HeadRotation",
-    "DynamicRotation('soft', 'base').plan(model, 1)": "list[tuple[Slot, Slot]]",
-    "swap_heads(model, [(('a', 0), ('b', 1))])": "None",
+    "HeadRotation(policy='soft', metric='base').plan(model, 1)": "list[tuple[Slot, Slot]]",
+    "rotate_heads(model, [(('a', 0), ('b', 1))])": "None",
 }
 # a call -> the code of the error that is to be reported
 REPORTED = {
-    "DynamicRotation('softt')": "arg-type",
-    "DynamicRotation('soft', 'confidance')": "arg-type",
+    "HeadRotation(policy='softt')": "arg-type",
+    "HeadRotation(policy='soft', metric='confidance')": "arg-type",
     "HeadPenalty(model, growth=1.0, growth_beside='summ')": "arg-type",
     "HeadPenalty(model, target_head=3)": "call-arg",
     "head_statistics(model, batches, measures=['confidense'])": "list-item",

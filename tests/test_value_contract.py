@@ -22,7 +22,7 @@ from collab_heads import (
     fold_heads,
     get_adapter,
     prune_heads,
-    swap_heads,
+    rotate_heads,
     swap_to_alpha,
     swap_to_collaborative,
     swap_to_gated,
@@ -332,7 +332,7 @@ def test_narrow_values_cannot_be_folded_or_exchanged():
     with refused(model, SwapError, path, "no stock form"):
         fold_heads(model)
     with refused(model, SwapError, f"{path} is collaborative"):
-        swap_heads(model, [((path, 0), ("encoder.layer.1.attention.self", 0))])
+        rotate_heads(model, [((path, 0), ("encoder.layer.1.attention.self", 0))])
 
 
 def test_all_heads_removed():

@@ -209,13 +209,10 @@ def within(model, heads):
         pass
 
 
-def rotated(kind: type) -> Callable:
-    def call(model, **settings):
-        rotation = kind(**settings)
-        rotation.check(model, 4)
-        rotation.apply(model, epoch=1, **({"batches": labelled()} if kind is collab_heads.DynamicRotation else {}))
-
-    return call
+def rotated(model, **settings):
+    rotation = collab_heads.HeadRotation(**settings)
+    rotation.check(model, 4)
+    rotation.apply(model, epoch=1, batches=labelled())
 
 
 def trained(model, **settings):
@@ -257,20 +254,15 @@ CALLS = {
     "register": Call(None, lambda tmp: {"adapter": OfATest}),
     "save_heads": Call(gated, lambda tmp: {"folder": tmp}),
     "supported_model_types": Call(None, lambda tmp: {}),
-    "swap_heads": Call(bert, lambda tmp: {"pairs": [((SITE, 0), (SITE, 1))]}),
+    "rotate_heads": Call(bert, lambda tmp: {"pairs": [((SITE, 0), (SITE, 1))]}),
     "swap_to_alpha": Call(bert, lambda tmp: {}),
     "swap_to_collaborative": Call(bert, lambda tmp: {"dim_shared_query_key": 16, "refine_steps": 1}),
     "swap_to_gated": Call(bert, lambda tmp: {}),
     "token_contributions": Call(marian, lambda tmp: {"batches": labelled("marian")}),
     "trim_vocabulary": Call(of_words, lambda tmp: {"tokenizer": words(), "texts": FEW}),
     "without_heads": Call(bert, lambda tmp: {"heads": {SITE: [0]}}, within),
-    "DynamicRotation": Call(bert, lambda tmp: {"policy": "random"}, rotated(collab_heads.DynamicRotation)),
     "HeadPenalty": Call(mixed, lambda tmp: {"target_heads": 4, "steps": 3, "growth": 0.1}),
-    "HeadRotation": Call(
-        bert,
-        lambda tmp: {"schedule": {1: [{"paths": [SITE, SITE], "heads": [0, 1]}]}},
-        rotated(collab_heads.HeadRotation),
-    ),
+    "HeadRotation": Call(bert, lambda tmp: {"policy": "random"}, rotated),
     "HeadTraining": Call(bert, lambda tmp: {"gate_weight": 0.1}, trained),
 }
 

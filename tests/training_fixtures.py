@@ -7,8 +7,10 @@ import translation_script
 from scripts import forget_accelerate
 
 import tiny
-from collab_heads.command.flags import arguments, collaborative, heads, rotating
-from collab_heads.command.flags.parsing import Parser
+from collab_heads.training.options.changes import COLLABORATIVE, DISTILLATION
+from collab_heads.training.options.heads import ALPHAS, HEADS, ROTATION
+from collab_heads.training.options.parser import Parser
+from collab_heads.training.options.run import OUTPUT, model_flags, training_flags
 
 
 @pytest.fixture(autouse=True)
@@ -59,12 +61,5 @@ def marian(bilingual, tmp_path_factory):
 def parse():
     """Parse flags of a training as the scripts do; a model is named."""
     parser = Parser()
-    arguments.add_model_arguments(parser)
-    collaborative.add_collaborative_arguments(parser)
-    collaborative.add_distill_arguments(parser)
-    heads.add_head_arguments(parser)
-    heads.add_alpha_arguments(parser)
-    rotating.add_rotation_arguments(parser)
-    arguments.add_training_arguments(parser)
-    arguments.add_output_arguments(parser)
+    parser.add(*model_flags(), *COLLABORATIVE, *DISTILLATION, *HEADS, *ALPHAS, *ROTATION, *training_flags(), *OUTPUT)
     return lambda flags: parser.parse_args(["--model_name_or_path", "some", *flags.split()])

@@ -21,7 +21,7 @@ from transformers import (
 from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
 
 from collab_heads.data.parallel import Corpus
-from collab_heads.data.vocabulary import train_tokenizer
+from collab_heads.data.tokenizing import train_tokenizer
 from collab_heads.demo import corpus
 
 VOCABULARY = 90

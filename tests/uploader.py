@@ -7,7 +7,7 @@ from known_heads import word_pieces
 from model_runs import swap
 
 from collab_heads import fold_heads, model_card, swap_to_gated
-from collab_heads.command.flags.hub import push
+from collab_heads.training.options.hub import push
 from families import FAMILIES
 
 METRICS = {"eval_accuracy": 0.5}

@@ -43,13 +43,7 @@ class Loaded(NamedTuple):
 
 
 def load(args: Namespace) -> Loaded:
-    """Load the model that the flags name.
-
-    Raises:
-        LoadError: if there is no such model, or it cannot be loaded.
-        ArgumentError: if it does not fit the other flags.
-        UnsupportedModelError: if it has no adapter.
-    """
+    """Load the model that the flags name."""
     remote = {"trust_remote_code": args.trust_remote_code}
     config = load_or_explain(AutoConfig, args.model, **remote)
     adapter_for_config(config)
@@ -69,11 +63,7 @@ def load(args: Namespace) -> Loaded:
 
 
 def class_of(config: PretrainedConfig) -> Any:
-    """Return the class that a config names; AutoModel if it names none, or one that transformers lacks.
-
-    Raises:
-        LoadError: if the entry is not a list of names.
-    """
+    """Return the class that a config names; AutoModel if it names none, or one that transformers lacks."""
     named = config.architectures or ["AutoModel"]
     if not is_list(named) or not isinstance(named[0], str):
         raise LoadError(f"{config.name_or_path}: its architectures are {named!r:.80}, must be a list of names")
@@ -82,12 +72,6 @@ def class_of(config: PretrainedConfig) -> Any:
 
 
 def load_tokenizer(name: str, remote: Mapping) -> PreTrainedTokenizerBase:
-    """Load a tokenizer.
-
-    Raises:
-        MissingPackageError: if it needs SentencePiece, which is not installed.
-        ArgumentError: if there is none, or it cannot be loaded.
-    """
     try:
         return load_or_explain(AutoTokenizer, name, **remote)
     except ArgumentError as error:
@@ -111,11 +95,6 @@ def read_data(args: Namespace) -> Pairs:
 
     Returns:
         The sentences by "source" and, with two files or two columns, "target".
-
-    Raises:
-        DataError: if a file is missing, empty, damaged or not text, its length differs from that of its partner, or it
-            lacks a column.
-        ArgumentError: if there are too many files or columns.
     """
     paths, where = [Path(name) for name in args.data], " and ".join(args.data)
     if len(paths) > 2:
@@ -177,9 +156,6 @@ def batches_of(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTok
     """Return batches of sentences of similar length, and print how many were cut to `longest`.
 
     Batches of a translation model have labels: the target texts, or the model's own translations if there are none.
-
-    Raises:
-        ArgumentError: if `--max_length` leaves no room for text.
     """
     most = longest(args, model, tokenizer)
     check_room("--max_length", most, tokenizer, "target" in texts and not model.config.is_encoder_decoder)

@@ -25,7 +25,7 @@ from collab_heads.model.ties import check_stored
 from collab_heads.sites.record import trimmed_vocabulary
 
 
-def run(args: Namespace) -> ModelFacts | FamilyFacts | FamilyList:
+def run_inspect(args: Namespace) -> ModelFacts | FamilyFacts | FamilyList:
     """Collect the facts that the flags ask for, print and return them."""
     found = look(args)
     print(found)
@@ -127,12 +127,7 @@ def stored_gates(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
 
 
 def open_heads(site: OpenSite, stored: Mapping[str, Tensor]) -> tuple[int, ...] | None:
-    """Return the original numbers of the heads whose gates are open; None without gates, or without their weights.
-
-    Raises:
-        DataError: if the stored tensors are not gates of this site.
-        NonFiniteError: if a gate is NaN or infinite.
-    """
+    """Return the original numbers of the heads whose gates are open; None without gates, or without their weights."""
     gates = gates_of(site.output) if site.num_heads else None
     if gates is None:
         return None

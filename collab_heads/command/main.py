@@ -1,6 +1,6 @@
 """The command `collab-heads`: it finds the command, parses its flags, and sets the exit code.
 
-All modules imported here and in `command/flags/` are light: see `collab_heads.base.command_start`.
+All modules imported here are light: see `collab_heads.base.command_start`.
 """
 
 import argparse
@@ -18,24 +18,12 @@ from typing import Any
 
 from collab_heads.base.checks import check_choice
 from collab_heads.base.command_start import INTERRUPTED, change_handler, leave
-from collab_heads.command.flags.parsing import Parser
-from collab_heads.command.flags.shared import reserving
+from collab_heads.command.checks import reserving
+from collab_heads.command.flags import COMMANDS, JSON, QUIET
 from collab_heads.errors import ArgumentError, CollabHeadsError, LoadError
+from collab_heads.training.options.parser import Parser
 
-# Name -> what it does. Flags are in command/flags/NAME.py (add_arguments, check), the work is in command/NAME.py (run).
-COMMANDS = {
-    "inspect": "what is in a model: its attention, layer by layer, parameters, cache; what works with a family",
-    "compress": "make attention smaller where it costs least: heads, queries and keys, values",
-    "swap": "narrower or shared queries and keys, narrower values, of widths that you give",
-    "prune": "remove heads",
-    "trim": "keep the tokens that texts use: a smaller vocabulary, embeddings and output layer",
-    "export": "for ONNX Runtime, OpenVINO, or plain transformers, compared with PyTorch there",
-    "fold": "back to a stock model, which loads without this package, where that is possible",
-    "analyze": "show what the heads of a model do",
-    "glue": "fine-tune on GLUE or on tables of your own (run_glue.py)",
-    "translate": "train, compress and prune translation models (run_translation.py)",
-    "images": "train, compress and prune classifiers of images",
-}
+WORK = {"inspect": "inspect"} | dict.fromkeys(("glue", "translate", "images"), "training")  # others: work.py
 DONE, FAILED, WRONG_FLAGS = 0, 1, 2  # exit codes
 
 
@@ -49,7 +37,7 @@ def usage() -> str:
             "Make pretrained Transformers smaller and faster, and their attention easier to understand.",
             "",
             "commands:",
-            *(f"  {name.ljust(width)}  {summary}" for name, summary in COMMANDS.items()),
+            *(f"  {name.ljust(width)}  {command.summary}" for name, command in COMMANDS.items()),
             "",
             "  COMMAND --help               explain a command",
             "  COMMAND FILE ...             take flags from a .json or .yaml file; flags after it override them",
@@ -131,13 +119,7 @@ def look(argv: Sequence[str]) -> None:
 
 
 def read(argv: Sequence[str]) -> tuple[str, Namespace]:
-    """Return the name of the requested command and its flags, with all checks that need no model.
-
-    Raises:
-        ArgumentError: if the command or a flag is wrong.
-        CollabHeadsError: if a file or a package is missing, or the output folder is not free.
-        SystemExit: after printing help, the version or a shell script, if only that was requested.
-    """
+    """Return the name of the requested command and its flags, with all checks that need no model."""
     name, *rest = argv or ["--help"]
     if name in ("-h", "--help"):
         answer(usage())
@@ -148,7 +130,7 @@ def read(argv: Sequence[str]) -> tuple[str, Namespace]:
         answer(completion(rest[0], {each: flags_of(parser(each)) for each in COMMANDS}))
     check_choice("command", name, COMMANDS)
     args = parser(name).parse_args(rest)
-    flags(name).check(args)
+    COMMANDS[name].check(args)
     return name, args
 
 
@@ -158,22 +140,14 @@ def answer(text: str) -> None:
     sys.exit(DONE)
 
 
-def flags(name: str) -> Any:
-    """Import and return the module with the flags of a command."""
-    return import_module(f"collab_heads.command.flags.{name}")
-
-
 def parser(name: str) -> Parser:
     """Build the parser of a command; `--json` and `--quiet` are added to all of them."""
-    made = Parser(prog=f"collab-heads {name}", description=flags(name).__doc__)
-    flags(name).add_arguments(made)
-    made.add_argument("--json", action="store_true", help="print one JSON document, and messages on stderr")
-    made.add_quiet()
+    made = COMMANDS[name].parser(prog=f"collab-heads {name}")
+    made.add(JSON, QUIET)
     return made
 
 
 def flags_of(of: argparse.ArgumentParser) -> list[str]:
-    """Return the flags that a parser knows."""
     return [flag for action in of._actions for flag in action.option_strings if flag.startswith("--")]
 
 
@@ -181,7 +155,7 @@ def run(name: str, args: Namespace) -> Any:
     """Run a command and return its report."""
     quiet, _ = vars(args).pop("quiet"), vars(args).pop("json")  # flags of the output, not of the work
     with import_module("collab_heads.base.progress").showing_bars(not quiet), reserving(args):
-        return import_module(f"collab_heads.command.{name}").run(args)
+        return getattr(import_module(f"collab_heads.command.{WORK.get(name, 'work')}"), f"run_{name}")(args)
 
 
 def as_document(result: Any) -> Any:
@@ -232,5 +206,4 @@ SHELLS: dict[str, Callable[[Flags], str]] = {"bash": bash, "zsh": zsh, "fish": f
 
 
 def completion(shell: str, flags: Flags) -> str:
-    """Return the completion script of a shell, one of `SHELLS`."""
     return SHELLS[shell](flags)

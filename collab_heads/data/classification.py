@@ -85,11 +85,7 @@ def configure(task: Task, config: PretrainedConfig) -> Labels:
 def encode(
     data: Data, tokenizer: PreTrainedTokenizerBase, labels: Labels, max_length: int, pad: bool
 ) -> dict[str, Dataset]:
-    """Tokenize every split, and turn labels into the model's numbers.
-
-    Raises:
-        ArgumentError: if `max_length` leaves no room for text.
-    """
+    """Tokenize every split, and turn labels into the model's numbers."""
     check_room("--max_length", max_length, tokenizer, len(data.task.texts) == 2)
 
     def tokenize(columns: Mapping[str, list]) -> dict[str, list]:

@@ -42,9 +42,6 @@ def from_folder(name: str, folder: str | Path, *, test: bool = False, skip_bad_r
         folder: the GLUE folder with a folder per task, or the folder of this task.
         test: read the test files, too.
         skip_bad_rows: leave out rows with a wrong number of fields, but not in test files, whose rows are numbered.
-
-    Raises:
-        DataError: if a file is missing, malformed, empty, or has a label that the task does not know.
     """
     task, layout, folder = TASKS[name], LAYOUTS[name], Path(folder)
     if (folder / layout.folder).is_dir():
@@ -71,11 +68,7 @@ def from_folder(name: str, folder: str | Path, *, test: bool = False, skip_bad_r
 
 
 def parse_labels(path: str | Path, labels: Sequence[str], column: str, names: Sequence[str]) -> list[int | float]:
-    """Return labels as class numbers, or as floats if there are no class names.
-
-    Raises:
-        DataError: on another label; the message names the file, the example and what is allowed.
-    """
+    """Return labels as class numbers, or as floats if there are no class names."""
     numbers: dict[str, int | float] = {name: number for number, name in enumerate(names)}
     parsed: list[int | float] = []
     for number, text in enumerate(labels, 1):
@@ -91,11 +84,7 @@ def parse_labels(path: str | Path, labels: Sequence[str], column: str, names: Se
 
 
 def from_hub(name: str, *, test: bool = False) -> Data:
-    """Load a task from nyu-mll/glue with `datasets`; needs the network, or its cache.
-
-    Raises:
-        DataError: if it cannot be loaded.
-    """
+    """Load a task from nyu-mll/glue with `datasets`; needs the network, or its cache."""
     import datasets
 
     task, layout = TASKS[name], LAYOUTS[name]
@@ -136,10 +125,6 @@ def from_files(
         skip_bad_rows: leave out rows with a wrong number of fields, but not in the test file.
         texts: the one or two columns of text; default: `sentence1` and `sentence2` where they exist, else the other
             columns, without numbers of rows (`id`, `idx`, `index`, and what pandas calls them).
-
-    Raises:
-        DataError: if a file is malformed, columns are missing or are too many, or a label is missing or was not seen in
-            training.
     """
     files = {"train": train, "validation": validation} | ({"test": test} if test else {})
     tables = {split: read_table(path, skip_bad_rows and split != "test") for split, path in files.items()}
@@ -170,11 +155,7 @@ FEW = 20  # whole numbers written with a fraction that are classes
 
 
 def text_columns(path: str | Path, columns: Collection[str], label: str) -> Sequence[str]:
-    """Return the columns of text: `sentence1` and `sentence2`, or the one or two that hold neither labels nor numbers.
-
-    Raises:
-        DataError: if there is no other column, or there are more than two.
-    """
+    """Return the columns of text: `sentence1` and `sentence2`, or one or two without labels and numbers."""
     others = [name for name in columns if name != label and not ROW_NUMBERS.fullmatch(name)]
     if named := [name for name in ("sentence1", "sentence2") if name in others]:
         return named

@@ -37,10 +37,6 @@ def from_folders(folders: Mapping[str, str | Path], *, show_progress: bool = Tru
 
     Returns:
         A task with the classes of the training split, sorted by name, or by number if all are numbers.
-
-    Raises:
-        DataError: if a folder is missing or has no class folders, a class has no images, there is only one class,
-            splits have different classes, a file or folder is misplaced, or an image cannot be read; it is named.
     """
     found = {split: class_folders(Path(folder)) for split, folder in folders.items()}
     names = sort_labels(set(found["train"]))
@@ -103,9 +99,6 @@ def read_image(path: str | Path) -> Image.Image:
     """Read an image as RGB: turned as its EXIF data say, on white if it is transparent.
 
     Of an animation the first frame is read.
-
-    Raises:
-        DataError: if it is missing, broken, too large to be meant, or has more than 8 bits a channel.
     """
     return decode(Path(path), read_bytes(path))
 

@@ -82,11 +82,7 @@ CUSTOM = {
 
 
 def glue_metric(task_name: str) -> evaluate.Metric:
-    """Return the metric of a GLUE task, as `evaluate.load("glue", task_name)` defines it.
-
-    Raises:
-        ArgumentError: if `task_name` is no GLUE task.
-    """
+    """Return the metric of a GLUE task, as `evaluate.load("glue", task_name)` defines it."""
     check_choice("GLUE task", task_name, GLUE)
     return GlueMetric(task_name)
 
@@ -102,11 +98,7 @@ def regression_metric() -> evaluate.Metric:
 
 
 def primary(task_name: str) -> str:
-    """Return the key that is quoted alone and selects a checkpoint; a larger value is better.
-
-    Raises:
-        ArgumentError: if `task_name` is neither a GLUE task nor "classification" or "regression".
-    """
+    """Return the key that is quoted alone and selects a checkpoint; a larger value is better."""
     return _scoring(task_name).primary
 
 
@@ -118,9 +110,6 @@ def score(task_name: str, values: Mapping[str, float]) -> float:
     Args:
         task_name: a GLUE task, "classification" or "regression".
         values: what the task's metric computed.
-
-    Raises:
-        ArgumentError: if the task is unknown, or one of its metrics is missing.
     """
     names = higher_is_better(task_name)
     if missing := [name for name in names if name not in values]:
@@ -164,13 +153,7 @@ class GlueMetric(evaluate.Metric):
         return ""  # evaluate would make a folder in the user's cache, for nothing
 
     def add_batch(self, *, predictions=None, references=None):
-        """Add predictions and references, [N] each: class indices, or numbers for regression.
-
-        Raises:
-            ArgumentError: if one is missing or its values are not numbers, or not class indices of the task.
-            NonFiniteError: if values are NaN or inf.
-            ShapeError: if one is not [N], or the lengths differ.
-        """
+        """Add predictions and references, [N] each: class indices, or numbers for regression."""
         batch = {
             name: self._checked(name, values)
             for name, values in (("predictions", predictions), ("references", references))
@@ -187,11 +170,7 @@ class GlueMetric(evaluate.Metric):
         self.add_batch(predictions=[prediction], references=[reference])
 
     def compute(self, *, predictions=None, references=None):
-        """Return the values of everything added since the last call, as Python floats by name.
-
-        Raises:
-            ArgumentError: if nothing was added; and as `add_batch` does for what is passed here.
-        """
+        """Return the values of everything added since the last call, as Python floats by name."""
         if self.writer is None and predictions is None and references is None:
             raise ArgumentError(f"{self.config_name}: nothing to score: call add_batch before compute")
         return super().compute(predictions=predictions, references=references)

@@ -29,7 +29,6 @@ class Corpus:
     dropped: Mapping[str, int]
 
     def named(self, name: str) -> list[str]:
-        """Return the splits of this name: one or none."""
         return [name] if name in self.splits else []
 
     def first(self, limits: Mapping[str, int | None]) -> "Corpus":
@@ -49,11 +48,6 @@ def from_files(files: Mapping[str, Sequence[str | Path]], source: str | None, ta
             or two text files with a sentence a line (source first). Both may be packed (`.gz`, `.zip`).
         source: language of the input, which is the name of its column; not needed for text files.
         target: language of the output.
-
-    Raises:
-        DataError: on a file that is missing, not UTF-8, of another length than its partner, without one of the
-            languages, or without any pair.
-        ArgumentError: if a split has more than two files, or a table no languages.
     """
     splits, dropped = {}, {}
     for split, names in files.items():
@@ -73,11 +67,7 @@ def from_files(files: Mapping[str, Sequence[str | Path]], source: str | None, ta
 
 
 def from_hub(name: str, config: str | None, source: str, target: str, *, splits: Sequence[str]) -> Corpus:
-    """Download a corpus from the Hub; it has a column `translation`, or one per language.
-
-    Raises:
-        DataError: if it cannot be loaded, or lacks a split or a language.
-    """
+    """Download a corpus from the Hub; it has a column `translation`, or one per language."""
     import datasets
 
     pairs, dropped = {}, {}
@@ -118,11 +108,7 @@ def pairs_of(where: str | Path, rows: Sequence[Mapping], source: str, target: st
 
 
 def columns_of(where: str | Path, rows: Sequence[Mapping], names: Sequence[str]) -> list[list[str]]:
-    """Return the texts of some columns, which may be inside of a column `translation`; "" where there is null.
-
-    Raises:
-        DataError: if there are no rows, one lacks a column, or a field is no text.
-    """
+    """Return the texts of some columns, which may be inside of a column `translation`; "" where there is null."""
     if not rows:
         raise DataError(f"{where} has no rows")
     if TRANSLATION in rows[0] and TRANSLATION not in names:

@@ -37,9 +37,6 @@ def read_tsv(path: Path, header: Sequence[str] | None = None, skip_bad_rows: boo
 
     Returns:
         A dict of strings per row.
-
-    Raises:
-        DataError: on a file that is missing, empty, not UTF-8 or has rows of a wrong length.
     """
     lines = enumerate(read_text(path).split("\n"), 1)
     rows = [(number, line.rstrip("\r").split("\t")) for number, line in lines if line.strip("\r\t ")]
@@ -57,11 +54,7 @@ def read_tsv(path: Path, header: Sequence[str] | None = None, skip_bad_rows: boo
 
 
 def read_csv(path: Path) -> list[Row]:
-    """Read a file of values that commas, semicolons or tabs separate (RFC 4180), with a header line.
-
-    Raises:
-        DataError: on a file that is missing, empty, not UTF-8, has an unclosed quote, or rows of a wrong length.
-    """
+    """Read a file of values that commas, semicolons or tabs separate (RFC 4180), with a header line."""
     text = read_text(path)
     separator = delimiter(text.lstrip().partition("\n")[0])
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
@@ -104,10 +97,6 @@ def read_json(path: Path) -> list[Row]:
     """Read JSON lines, one JSON list of objects, or an object that holds such a list as `data`.
 
     Rows may differ in their keys: `check_columns` refuses those that lack one.
-
-    Raises:
-        DataError: on a file that is missing, empty or no JSON, or that holds anything but objects. Null, objects and
-            lists in a field are refused later, by `text_of`.
     """
     text = read_text(path)
     try:
@@ -135,12 +124,7 @@ def parsed_line(path: Path, number: int, line: str) -> Any:
 
 
 def read_parquet(path: Path) -> list[Row]:
-    """Read a Parquet file; it may unpack to as much as `files.reading.read_bytes` allows.
-
-    Raises:
-        MissingPackageError: if datasets is not installed, which brings pyarrow.
-        DataError: on a file that is missing, empty or no Parquet file, or that unpacks to more.
-    """
+    """Read a Parquet file; it may unpack to as much as `files.reading.read_bytes` allows."""
     check_extra("train", "Parquet files", ("datasets",))
     import pyarrow.parquet
 
@@ -192,11 +176,7 @@ def read_text(path: str | Path) -> str:
 
 
 def text_of(value: object, where: str) -> str:
-    """Return a field as text: text as it is, numbers as they are written.
-
-    Raises:
-        DataError: on anything else, such as null, an object or a list in a JSON file; `where` is file, row and column.
-    """
+    """Return a field as text: text as it is, numbers as they are written."""
     if value is None or value != value:  # NaN
         raise DataError(f"{where}: no value ({'null' if value is None else value}), expected text")
     if not isinstance(value, str | int | float):

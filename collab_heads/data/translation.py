@@ -71,10 +71,6 @@ def encode(
         max_target: the longest output, in tokens.
         processes: number of processes that tokenize; None for this one alone.
         cache: folder to which tokenized splits are written, and from which they are read; None for none.
-
-    Raises:
-        ArgumentError: if a limit leaves no room for text.
-        OutputError: if the cache cannot be written.
     """
     check_room("--max_source_length", max_source, tokenizer)
     check_room("--max_target_length", max_target, tokenizer)

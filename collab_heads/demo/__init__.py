@@ -2,8 +2,7 @@
 
 from collab_heads.demo.bilingual import corpus
 from collab_heads.demo.english import sentences
-from collab_heads.demo.model import model_folder
+from collab_heads.demo.models import model_folder, translation_model
 from collab_heads.demo.paraphrases import pairs
-from collab_heads.demo.translation_model import translation_model
 
 __all__ = ["corpus", "model_folder", "pairs", "sentences", "translation_model"]

@@ -109,15 +109,13 @@ class Progress:
 
     def to_dict(self) -> dict:
         """Return the content of `progress.json`: everything but the best weights."""
-        plain = {name: getattr(self, name) for name in ("step", "tokens", "seconds", "best_step")}
-        return plain | {"history": [[step, dataclasses.asdict(error)] for step, error in self.history]}
+        return {k: v for k, v in dataclasses.asdict(dataclasses.replace(self, best={})).items() if k != "best"}
 
     @classmethod
     def from_dict(cls, record: Mapping, best: dict[str, Tensor]) -> "Progress":
         """Restore the progress from what `to_dict` returned, and the best weights."""
         history = [(step, HeldOutError(**error)) for step, error in record["history"]]
-        plain = {name: record[name] for name in ("step", "tokens", "seconds", "best_step")}
-        return cls(**plain, history=history, best=best)
+        return cls(**{**record, "history": history, "best": best})
 
 
 class Checkpoint:
@@ -132,11 +130,7 @@ class Checkpoint:
         self.folder, self.run = Path(output_dir) / NAME, run
 
     def save(self, progress: Progress, state: Mapping[str, Tensor]) -> None:
-        """Write the checkpoint in place of the one before.
-
-        Raises:
-            OutputError: if it cannot be written; the one before stays.
-        """
+        """Write the checkpoint in place of the one before."""
         best = {f"best/{name}": tensor.cpu().contiguous() for name, tensor in progress.best.items()}
         content = save({**state, **best}, metadata={"format": "pt"})
         with new_checkpoint(self.folder, {"run": self.run, **progress.to_dict()}, len(content)) as partial:
@@ -147,9 +141,6 @@ class Checkpoint:
 
         Returns:
             The progress and all stored tensors; None if there is no checkpoint.
-
-        Raises:
-            OutputError: if the checkpoint is damaged, of another run or not written by `distill`.
         """
         recover(self.folder)
         if not self.folder.exists():
@@ -158,7 +149,7 @@ class Checkpoint:
             record = read_progress(self.folder)
             check_holds(self.folder, (STATE, MANIFEST))
             check_undamaged(self.folder)
-            check_same_run(self.folder, record["run"], self.run)
+            check_same_run(self.folder, record.pop("run"), self.run)
             tensors = {name: tensor.clone() for name, tensor in load_file(self.folder / STATE).items()}
             best = {name.removeprefix("best/"): t for name, t in tensors.items() if name.startswith("best/")}
             return Progress.from_dict(record, best), tensors
@@ -183,10 +174,6 @@ def resumed(
     """Read the checkpoint of a run, keep other runs from writing it meanwhile, and delete it when the run is complete.
 
     The output folder is made if it does not exist.
-
-    Raises:
-        OutputError: if another run is writing the checkpoint, or the output folder cannot be made; or as
-            `Checkpoint.load` does.
     """
     if checkpoint is None:
         yield None

@@ -15,11 +15,19 @@ from collab_heads.base.processes import agreed, copy_from_first
 from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.contract.registry import get_adapter
 from collab_heads.distillation.checkpoint import Checkpoint, DistillReport, Progress, digest_of, resumed
-from collab_heads.distillation.examples import check_apart, check_pair, in_order, list_batches, split
+from collab_heads.distillation.examples import (
+    check_apart,
+    check_pair,
+    embeddings,
+    in_order,
+    joined,
+    list_batches,
+    says_of_vocabulary,
+    split,
+)
 from collab_heads.distillation.gap import Gap
 from collab_heads.distillation.optimizer import MasterWeights, put_back, trained_alone, trained_parameters
 from collab_heads.distillation.processes import DistillOptions, Precision, Processes
-from collab_heads.distillation.two_vocabularies import embeddings, joined, says_of_vocabulary
 from collab_heads.model.batches import Batch, Part, evaluating
 from collab_heads.model.open_layers import OpenLayers
 from collab_heads.model.refusals import check_finite_sites

@@ -1,13 +1,17 @@
-"""List and check the batches of a distillation, and hold out a part of them."""
+"""List and check the batches of a distillation, also in two vocabularies, and hold out a part of them.
+
+Across two vocabularies each model reads an example in its own tokens, and means over tokens are compared.
+"""
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from collab_heads.errors import ArgumentError, CalibrationError, CollabHeadsError
+from collab_heads.errors import ArgumentError, CalibrationError, CollabHeadsError, UnsupportedModelError
 from collab_heads.model.batches import (
     Batch,
     Part,
@@ -20,7 +24,7 @@ from collab_heads.model.batches import (
     without_unread_labels,
 )
 from collab_heads.model.opened import check_trainable
-from collab_heads.model.portions import IGNORED
+from collab_heads.model.portions import IGNORED, without_padding
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.sites.record import FIELD, TRIMMED
 
@@ -29,12 +33,7 @@ MOST_HELD_OUT = 16  # batches: more cost time at every evaluation and add little
 
 
 def list_batches(model: PreTrainedModel, batches: Iterable[Mapping]) -> list[Batch]:
-    """List batches, and drop labels that no decoder reads.
-
-    Raises:
-        CalibrationError: if there are none, or one is no dict, holds no tokens or cannot be read; the message has its
-            number.
-    """
+    """List batches, and drop labels that no decoder reads."""
     listed: list[Batch] = []
     try:
         for batch in each_batch(batches):
@@ -117,10 +116,6 @@ def check_pair(
         model: the changed model.
         original: its original.
         may_differ: says which entries of the configs may differ; None for those alone that say how a model was made.
-
-    Raises:
-        UnsupportedModelError: if one is wrapped or no transformers model, or if the weights of `model` are offloaded.
-        ArgumentError: if they are one object, or do not fit each other; the message says what differs.
     """
     check_wrapper(model)
     check_wrapper(original)
@@ -163,3 +158,71 @@ def check_apart(trained: Mapping[str, nn.Parameter], original: PreTrainedModel) 
     for name, parameter in trained.items():
         if parameter.numel() and parameter.data_ptr() in theirs:
             raise ArgumentError(f"model and original share {name}: load the original again, or copy.deepcopy it")
+
+
+ORIGINAL = "original:"  # begins the names of what the original reads, in batches of both
+# entries of a config that say how many tokens there are, and which ones have a purpose
+OF_VOCABULARY = re.compile(
+    r"(^|[._])(vocab_size|token_ids?|token_index|to_id|suppress_tokens|bad_words_ids|force_words_ids|sequence_bias)$"
+)
+
+
+def says_of_vocabulary(entry: str) -> bool:
+    """Return True if an entry of a config belongs to the vocabulary, so that it changes when tokens are removed."""
+    return entry.startswith(TRIMMED) or OF_VOCABULARY.search(entry) is not None
+
+
+def joined(
+    model: PreTrainedModel, original: PreTrainedModel, batches: list[Batch], original_batches: Iterable[Mapping]
+) -> list[Batch]:
+    """Return batches that hold what the model reads and, under marked names, what the original reads."""
+    if original.can_generate():
+        raise UnsupportedModelError(
+            f"{type(original).__name__} writes tokens, which cannot be compared across two vocabularies: trim the "
+            "original with the same texts, too, and leave original_batches out"
+        )
+    theirs = list_batches(original, original_batches)
+    if len(theirs) != len(batches):
+        raise CalibrationError(
+            f"there are {len(batches)} batches and {len(theirs)} original_batches: both must hold the same examples, "
+            "in the same order"
+        )
+    for index, (ours, other) in enumerate(zip(batches, theirs, strict=True)):
+        rows = num_rows(ours), num_rows(other)
+        if None in rows or rows[0] != rows[1]:
+            raise CalibrationError(
+                f"batch {index} holds {rows[0]} examples for the model and {rows[1]} for the original: both must hold "
+                "the same examples, in the same order, and one row for each"
+            )
+        if marked := [name for name in ours if name.startswith(ORIGINAL)]:
+            raise ArgumentError(f"batch {index} has an input {marked[0]!r}: names must not begin with {ORIGINAL!r}")
+    return [
+        ours | {ORIGINAL + name: value for name, value in other.items()}
+        for ours, other in zip(batches, theirs, strict=True)
+    ]
+
+
+def are_joined(batch: Mapping) -> bool:
+    """Return True if a batch holds the inputs of two vocabularies."""
+    return any(name.startswith(ORIGINAL) for name in batch)
+
+
+def inputs_of(batch: Batch, original: bool) -> Batch:
+    """Return what one of the models reads of a batch of both, without unneeded padding; any other batch is returned."""
+    if not are_joined(batch):
+        return batch
+    named = {name.removeprefix(ORIGINAL): name for name in batch if name.startswith(ORIGINAL) == original}
+    return without_padding({name: batch[place] for name, place in named.items()}, is_encoder_decoder=False)
+
+
+def embeddings(model: PreTrainedModel) -> dict[str, nn.Parameter]:
+    """Return the tables of token embeddings, by name: pieces now stand for words that they did not stand for."""
+    tables = set[int]()
+    for part in (part for part in model.modules() if isinstance(part, PreTrainedModel)):
+        try:
+            table = part.get_input_embeddings()
+        except (AttributeError, NotImplementedError):  # a model of several stacks may have none of its own
+            continue
+        if isinstance(table, nn.Embedding):  # not the patches of images
+            tables.add(id(table.weight))
+    return {name: parameter for name, parameter in model.named_parameters() if id(parameter) in tables}

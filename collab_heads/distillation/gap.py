@@ -12,8 +12,8 @@ from collab_heads.base.numerics import float64
 from collab_heads.base.processes import copy_from_first
 from collab_heads.contract.registry import is_lone_decoder
 from collab_heads.distillation.checkpoint import HeldOutError
+from collab_heads.distillation.examples import are_joined, inputs_of
 from collab_heads.distillation.processes import Processes
-from collab_heads.distillation.two_vocabularies import are_joined, inputs_of
 from collab_heads.errors import NonFiniteError, UnsupportedModelError
 from collab_heads.model.batches import Batch, Part, moved, naming_batch, num_rows, output_mask, token_masks
 from collab_heads.model.opened import input_device
@@ -33,9 +33,6 @@ def read_parts(model: PreTrainedModel, inputs: Mapping, outputs: Mapping, by_exa
         inputs: the inputs of the call.
         outputs: the outputs of the call, with hidden states.
         by_example: return the mean of the hidden states over the tokens of an example, a row per example.
-
-    Raises:
-        UnsupportedModelError: if a model returns no hidden states, or no output that can be compared.
     """
     masks, parts = token_masks(model, inputs), []
     for name, side in STATES.items():
@@ -90,7 +87,6 @@ class Spread:
         self.raw = 0.0
 
     def add(self, part: Output) -> None:
-        """Add the rows of an output."""
         rows, count = float64(part.rows), len(part.rows)
         if not count:
             return
@@ -218,9 +214,6 @@ class Gap:
 
         Returns:
             The loss and the tokens of the batch, over all processes.
-
-        Raises:
-            NonFiniteError: if the loss is NaN or inf.
         """
         found = list(self.references(index, batch))
         counts = sum((row_counts(parts) for _, parts in found), torch.zeros(len(self.scales), dtype=torch.float64))
@@ -239,11 +232,7 @@ class Gap:
 
     @torch.no_grad()
     def error(self, held_out: Part) -> HeldOutError:
-        """Return the error on some batches, which the processes divide among them.
-
-        Raises:
-            NonFiniteError: if it is NaN or inf.
-        """
+        """Return the error on some batches, which the processes divide among them."""
         squares, counts = torch.zeros_like(self.scales), torch.zeros_like(self.scales)
         whole = replace(self, processes=self.processes.alone())
         for index, batch in held_out[self.processes.process_index :: self.processes.num_processes]:

@@ -25,11 +25,6 @@ def trained_parameters(layers: OpenLayers, more: Mapping[str, nn.Parameter] | No
     Args:
         layers: the layers of the model.
         more: other parameters that are trained, by name.
-
-    Raises:
-        ArgumentError: if no site was changed and there is nothing more, all parameters are frozen, or one has a dtype
-            that cannot be trained.
-        SwapError: if a changed site shares a projection with another site.
     """
     model = layers.model
     sites = [site for site in layers.attention if site.path in layers.record.states]
@@ -173,7 +168,6 @@ class MasterWeights:
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned."""
         for name, master in self.masters.items():
             master.copy_(state[f"weight/{name}"])
             moments = {part: state[f"{part}/{name}"].clone() for part in MOMENTS}

@@ -23,11 +23,7 @@ EVALUATIONS = 10  # of the held-out part in a run, if `evaluate_every` is not gi
 
 @dataclass(frozen=True)
 class DistillOptions:
-    """The options of a distillation: arguments of `distill`.
-
-    Raises:
-        ArgumentError: on a value that cannot work.
-    """
+    """The options of a distillation: arguments of `distill`."""
 
     steps: int = 300
     learning_rate: float = 0.01
@@ -95,10 +91,6 @@ class Processes:
             accelerator: an `accelerate.Accelerator`; None for the launcher.
             precision: "no" or "bf16"; None for that of the accelerator or the launcher.
             on_cpu: whether models are on the CPU, so that several processes exchange tensors there.
-
-        Raises:
-            ArgumentError: if the accelerator is no Accelerator, or it or the precision is not supported.
-            MissingPackageError: if Accelerate is not installed.
         """
         check_precision(precision)
         check_extra("train", "distillations", ("accelerate",))

@@ -32,9 +32,6 @@ def inner_optimizer(optimizer: Any, model: PreTrainedModel) -> torch.optim.Optim
     Args:
         optimizer: a torch optimizer, or a wrapper with the attribute `optimizer`.
         model: the model that it trains.
-
-    Raises:
-        ArgumentError: if it is no optimizer, a sharded one, or one that holds no parameter of the model.
     """
     if optimizer is None:
         return None
@@ -44,7 +41,7 @@ def inner_optimizer(optimizer: Any, model: PreTrainedModel) -> torch.optim.Optim
             if why := _SHARDED.get(base.__name__):
                 raise ArgumentError(
                     f"the optimizer is a {base.__name__}, and its state cannot follow a head: {why}; train with a "
-                    "plain optimizer (DDP has one), or swap heads before making this one"
+                    "plain optimizer (DDP has one), or rotate heads before making this one"
                 )
         if getattr(optimizer, "optimizer", None) is None:
             break
@@ -72,16 +69,13 @@ def elementwise_state(optimizer: torch.optim.Optimizer | None, parameter: Tensor
 
     Returns:
         name of the state -> tensor of the parameter's shape.
-
-    Raises:
-        SwapError: if a state has another shape or layout, so that the rows of a head cannot be found in it.
     """
     states = {}
     for name, value in ({} if optimizer is None else optimizer.state.get(parameter, {})).items():
         if isinstance(value, list | tuple | dict) and any(isinstance(v, Tensor) for v in values_of(value)):
             raise SwapError(
                 f"the optimizer's {name} of {what} is a {type(value).__name__} of tensors, in which the rows of a head "
-                "cannot be found; train with AdamW or SGD, or swap without the optimizer"
+                "cannot be found; train with AdamW or SGD, or rotate without the optimizer"
             )
         if not isinstance(value, Tensor):
             continue
@@ -92,7 +86,7 @@ def elementwise_state(optimizer: torch.optim.Optimizer | None, parameter: Tensor
             raise SwapError(
                 f"the optimizer's {name} of {what} is {kind}of shape {tuple(value.shape)}, the parameter's is "
                 f"{tuple(parameter.shape)}: factored or quantised moments cannot follow a head; train with AdamW or "
-                "SGD, or swap without the optimizer"
+                "SGD, or rotate without the optimizer"
             )
     return states
 

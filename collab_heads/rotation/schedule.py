@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from collab_heads.base.checks import check_choice, is_count, is_index, is_list
 from collab_heads.errors import ArgumentError
-from collab_heads.rotation.head_rows import Slot, slot_pairs
+from collab_heads.rotation.exchange import Slot, slot_pairs
 from collab_heads.sites.site import ROLES, AttentionSite, check_name
 
 # (stack, module) in the source's files -> role.
@@ -38,11 +38,7 @@ class End:
     layer: int | None = None
 
     def slot(self, sites: Sequence[AttentionSite]) -> Slot:
-        """Return the place in a model with these sites. A path is not checked here; the swap refuses an unknown one.
-
-        Raises:
-            ArgumentError: if the model has no such role or layer.
-        """
+        """Return the place in a model with these sites. `rotate_heads` refuses an unknown path."""
         if self.path is not None:
             return Slot(self.path, self.head)
         check_name(sites, self.role)
@@ -56,11 +52,7 @@ Schedule = dict[int, tuple[tuple[End, End], ...]]
 
 
 def distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Make a dict from the entries of a JSON object.
-
-    Raises:
-        ArgumentError: if a key occurs twice; JSON would drop the first one silently.
-    """
+    """Make a dict from the entries of a JSON object."""
     unique = dict(pairs)
     if len(unique) < len(pairs):
         names = [name for name, _ in pairs]
@@ -76,9 +68,6 @@ def read_schedule(schedule: object) -> Schedule:
 
     Returns:
         epoch -> pairs of ends, by ascending epoch.
-
-    Raises:
-        ArgumentError: on any other input; epoch and exchange are named.
     """
     if not isinstance(schedule, Mapping) or not schedule:
         raise ArgumentError(f"a schedule must be a dict, epoch -> list of exchanges, not {schedule!r:.200}")
@@ -100,7 +89,6 @@ def read_schedule(schedule: object) -> Schedule:
 
 
 def read_exchange(exchange: Any) -> tuple[End, End]:
-    """Read one exchange, in any of the `FORMS`."""
     keys = set(exchange) if isinstance(exchange, Mapping) else set()
     if keys == SOURCE_KEYS:
         return source_end(exchange, "s"), source_end(exchange, "d")
@@ -175,11 +163,7 @@ class History:
         self.entries: list[dict] = []
 
     def comes(self, epoch: int) -> bool:
-        """Return True if an epoch is new; the last one can come again when a training is resumed in its middle.
-
-        Raises:
-            ArgumentError: if it is no epoch, or an earlier one.
-        """
+        """Return True if an epoch is new; the last one can come again when a training is resumed in its middle."""
         check_epoch("epoch", epoch)
         if epoch < self.epoch:
             raise ArgumentError(
@@ -200,11 +184,7 @@ class History:
 
     @classmethod
     def of(cls, state: object) -> "History":
-        """Read the result of `state_dict`.
-
-        Raises:
-            ArgumentError: on any other input.
-        """
+        """Read the result of `state_dict`."""
         if (
             not isinstance(state, Mapping)
             or not is_list(state.get("history"))
@@ -228,11 +208,7 @@ def check_epoch(what: str, epoch: object) -> None:
 
 
 def read_exchanged(swapped: object) -> dict[str, Exchanged]:
-    """Read which heads are exchanged now: role -> {"since": epoch, "pairs": ...}.
-
-    Raises:
-        ArgumentError: on any other input.
-    """
+    """Read which heads are exchanged now: role -> {"since": epoch, "pairs": ...}."""
     if not isinstance(swapped, Mapping):
         raise ArgumentError(f"this is not the state of this rotation: swapped {swapped!r:.200}")
     exchanged = {}

@@ -176,9 +176,6 @@ def with_groups(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], 
         groups: of gates and alphas; their parameters are taken out of the other groups.
         scaled: whether gradients are scaled (fp16): AdamW is then not fused, since a fused step does not tell that it
             was skipped.
-
-    Raises:
-        ArgumentError: if gates share a second moment and the optimizer is not AdamW.
     """
     apart = {id(parameter) for group in groups for parameter in group["params"]}
     kept = [{**g, "params": [p for p in g["params"] if id(p) not in apart]} for g in optimizer.param_groups]

@@ -22,8 +22,7 @@ from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
 from collab_heads.heads.penalty.parts import PenaltyOptions
 from collab_heads.heads.whole import average_whole, check_version, is_divided, is_sharded
-from collab_heads.rotation.dynamic import DynamicRotation
-from collab_heads.rotation.manual import HeadRotation
+from collab_heads.rotation.head_rotation import HeadRotation
 from collab_heads.trainer.attached import attached_class
 
 SELECTION_SHARE = 0.1  # of the training in which heads go down to their target, as in the scripts
@@ -48,8 +47,8 @@ class HeadTraining(TrainerCallback, ExportableState):
     file that `load_heads` reads.
 
     Args:
-        rotation: a `HeadRotation` or a `DynamicRotation`, which exchanges heads before epochs; None for none.
-        batches: input dicts as the model takes them, to rank the heads on for a `DynamicRotation`; None for the
+        rotation: a `HeadRotation`, which exchanges heads before epochs; None for none.
+        batches: input dicts as the model takes them, to rank the heads on for a rotation by a policy; None for the
             Trainer's evaluation set.
         gate_lr: peak learning rate of the gates.
         alpha_lr: peak learning rate of the alphas; None for that of the other weights.
@@ -68,7 +67,7 @@ class HeadTraining(TrainerCallback, ExportableState):
     def __init__(
         self,
         *,
-        rotation: HeadRotation | DynamicRotation | None = None,
+        rotation: HeadRotation | None = None,
         batches: Iterable[Mapping] | None = None,
         gate_lr: float = 0.1,
         alpha_lr: float | None = None,
@@ -81,8 +80,8 @@ class HeadTraining(TrainerCallback, ExportableState):
                 raise ArgumentError(f"{name} {rate!r:.200} must be a number, 0 or more")
         if unknown := sorted(options.keys() - OPTIONS):
             raise ArgumentError(f"{unknown[0]} is no argument of a HeadPenalty; there are {', '.join(sorted(OPTIONS))}")
-        if rotation is not None and not isinstance(rotation, HeadRotation | DynamicRotation):
-            raise ArgumentError(f"rotation must be a HeadRotation or a DynamicRotation, not {rotation!r:.200}")
+        if rotation is not None and not isinstance(rotation, HeadRotation):
+            raise ArgumentError(f"rotation must be a HeadRotation, not {rotation!r:.200}")
         if batches is not None and rotation is None:
             raise ArgumentError("batches are there to rank heads on for a rotation, and there is none")
         for name, value in (("steps", steps), ("alpha_start", alpha_start)):
@@ -313,11 +312,7 @@ def check_steps(name: str, value: float) -> None:
 
 
 def in_steps(name: str, value: float, total: int) -> int:
-    """Return a number of optimizer steps, given as one, or as a share of the `total` steps of a training.
-
-    Raises:
-        ArgumentError: if it is neither a whole number from 0 nor a share below 1, or the total is needed and not known.
-    """
+    """Return a number of optimizer steps, given as one, or as a share of the `total` steps of a training."""
     check_steps(name, value)
     if isinstance(value, int) or value >= 1:
         return int(value)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from collab_heads import AttentionAdapter, DynamicRotation, compress, register, swap_to_gated
+from collab_heads import AttentionAdapter, HeadRotation, compress, register, swap_to_gated
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.errors import LONGEST, ArgumentError, UnsupportedModelError
 from families import FAMILIES
@@ -128,7 +128,7 @@ def test_a_tensor_without_dimensions_is_no_list():
     for scalar in (torch.tensor(3), np.array(3)):
         for call in (
             lambda value: swap_to_gated(FAMILIES["bert"].build(), sites=value),
-            lambda value: DynamicRotation("random", roles=value),
+            lambda value: HeadRotation(policy="random", roles=value),
         ):
             with pytest.raises(ArgumentError, match="3"):
                 call(scalar)

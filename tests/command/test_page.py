@@ -32,7 +32,7 @@ def lines_of(text):
 
 
 SHOWN = lines_of(PAGES["docs/command.md"].text)
-OF_HELP = [line for name in main.COMMANDS for line in lines_of(main.flags(name).__doc__)]
+OF_HELP = [line for name in main.COMMANDS for line in lines_of(main.COMMANDS[name].check.__doc__)]
 OF_PAGES = [line for page in PAGES.values() for line in lines_of(page.text)]
 
 

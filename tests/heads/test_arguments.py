@@ -11,13 +11,12 @@ from unchanged import assert_unchanged, snapshot
 
 from collab_heads import (
     CollabHeadsError,
-    DynamicRotation,
     HeadPenalty,
     HeadRotation,
     head_importance,
     most_important,
     prune_heads,
-    swap_heads,
+    rotate_heads,
     swap_to_alpha,
     swap_to_collaborative,
     swap_to_gated,
@@ -57,15 +56,9 @@ def labelled():
 
 
 def rotate(model, **settings):
-    rotation = DynamicRotation(**settings)
-    rotation.check(model, 4)
-    rotation.apply(model, epoch=1, batches=labelled())
-
-
-def rotate_by_hand(model, **settings):
     rotation = HeadRotation(**settings)
     rotation.check(model, 4)
-    rotation.apply(model, epoch=1)
+    rotation.apply(model, epoch=1, batches=labelled())
 
 
 def groups(model, **rates):
@@ -86,9 +79,9 @@ CALLS = {
     "alphas": (swap_to_alpha, stock, {}),
     "removal": (prune_heads, stock, {"heads": {SITE: [0]}}),
     "removal by gates": (prune_heads, gated, {}),
-    "exchange": (swap_heads, stock, {"pairs": [((SITE, 0), (SITE, 1))]}),
+    "exchange": (rotate_heads, stock, {"pairs": [((SITE, 0), (SITE, 1))]}),
     "rotation": (rotate, stock, {"policy": "random", "seed": 0}),
-    "rotation by hand": (rotate_by_hand, stock, {"schedule": {1: [{"paths": [SITE, SITE], "heads": [0, 1]}]}}),
+    "rotation by hand": (rotate, stock, {"schedule": {1: [{"paths": [SITE, SITE], "heads": [0, 1]}]}}),
     "importance": (head_importance, stock, {"batches": labelled()}),
     "choice": (most_important, stock, {"scores": scores(), "target_heads": 4}),
     "calibrated swap": (
@@ -99,7 +92,7 @@ CALLS = {
 }
 # What is valid and takes forever, or is read by others.
 LEFT_OUT = {"refine_steps": lambda value: type(value) is int and value > 2, "dim_shared_query_key": lambda value: True}
-SIGNATURES = {rotate: DynamicRotation, rotate_by_hand: HeadRotation}
+SIGNATURES = {rotate: HeadRotation}
 
 
 def parameters(call):

@@ -28,7 +28,7 @@ from collab_heads import (
     plan,
     prune_heads,
     prune_neurons,
-    swap_heads,
+    rotate_heads,
     swap_to_alpha,
     swap_to_collaborative,
     swap_to_gated,
@@ -126,7 +126,7 @@ CHANGES = {
     "pruned_then_folded": pruned_then_folded,
     "planned_then_compressed": planned_then_compressed,
     "one term": lambda model: restrict_scores(model, "context"),
-    "moved heads": lambda model: swap_heads(model, [((LAYER_1, 0), (LAYER_1, 3))]),
+    "moved heads": lambda model: rotate_heads(model, [((LAYER_1, 0), (LAYER_1, 3))]),
 }
 
 

@@ -6,7 +6,7 @@ from model_inputs import batch
 from model_runs import sites, swap
 from unchanged import refused
 
-from collab_heads import fold_heads, prune_heads, swap_heads, swap_to_alpha, swap_to_collaborative, swap_to_gated
+from collab_heads import fold_heads, prune_heads, rotate_heads, swap_to_alpha, swap_to_collaborative, swap_to_gated
 from collab_heads.errors import SwapError
 from families import FAMILIES
 
@@ -47,7 +47,7 @@ def remove(model):
 
 
 def exchange(model):
-    swap_heads(model, [((SECOND, 0), (SECOND, 1))])
+    rotate_heads(model, [((SECOND, 0), (SECOND, 1))])
 
 
 def narrow(model):

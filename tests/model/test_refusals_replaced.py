@@ -11,7 +11,7 @@ from collab_heads import (
     compress,
     fold_heads,
     prune_heads,
-    swap_heads,
+    rotate_heads,
     swap_to_alpha,
     swap_to_collaborative,
     swap_to_gated,
@@ -106,7 +106,7 @@ def new_ones_added(model):
 def exchanged(model):
     path = "bert.encoder.layer.{}.attention.self"
     pair = ((path.format(0).removeprefix("bert."), 0), (path.format(1).removeprefix("bert."), 1))
-    return optimizer_of(model.parameters()), lambda: swap_heads(model, [pair])
+    return optimizer_of(model.parameters()), lambda: rotate_heads(model, [pair])
 
 
 def gates_added(model):

@@ -10,8 +10,8 @@ from model_runs import output, sites
 from model_sizes import EXACT64, HEAD_WIDTH, HEADS
 from unchanged import assert_unchanged, snapshot
 
-from collab_heads import HeadAdamW, HeadPenalty, prune_heads, swap_heads, swap_to_alpha, swap_to_gated
-from collab_heads.rotation.head_rows import Slot
+from collab_heads import HeadAdamW, HeadPenalty, prune_heads, rotate_heads, swap_to_alpha, swap_to_gated
+from collab_heads.rotation.exchange import Slot
 from families import FAMILIES
 
 BERT = "encoder.layer.{}.attention.self"
@@ -106,7 +106,7 @@ def test_it_is_the_swap_by_hand(name):
     model, expected, inputs = build(name), build(name), FAMILIES[name].inputs()
     before = output(model, inputs)
     swap_by_hand(expected, first, second, names)
-    swap_heads(model, [(Slot(*first), Slot(*second))])
+    rotate_heads(model, [(Slot(*first), Slot(*second))])
     assert_equal(model.state_dict(), expected.state_dict())
     assert torch.equal(output(model, inputs), output(expected, inputs))
     assert not torch.allclose(output(model, inputs), before, atol=1e-4)
@@ -123,12 +123,12 @@ def test_twice_is_not_at_all(name, kind):
     modules = [model.base_model.get_submodule(path) for path, _ in (first, second)]
     modules[0].get_submodule(names[0]).weight.requires_grad_(False)
     start, before, held = snapshot(model), everything(model, optimizer), list(map(id, optimizer.state))
-    swap_heads(model, [(first, second)], optimizer)
+    rotate_heads(model, [(first, second)], optimizer)
     moved = {p for module in modules for n in names for p in module.get_submodule(n).parameters()}
     own = [name for name, p in model.named_parameters() if p in moved]
     expected = {f"{name}{state}" for name in own for state in ("", *(f" {moment}" for moment in MOMENTS[kind]))}
     assert differing(everything(model, optimizer), before) == expected
-    swap_heads(model, [(first, second)], optimizer)
+    rotate_heads(model, [(first, second)], optimizer)
     assert_equal(everything(model, optimizer), before)
     assert_unchanged(model, start)
     assert list(map(id, optimizer.state)) == held
@@ -148,7 +148,7 @@ def test_moments_go_where_the_rows_go(kind):
 
     cases = [(name, moment) for name in names for moment in MOMENTS[kind]]
     before = [(rows(first, *case), rows(second, *case)) for case in cases]
-    swap_heads(model, [(first, second)], optimizer)
+    rotate_heads(model, [(first, second)], optimizer)
     for case, (one, other) in zip(cases, before, strict=True):
         assert all(map(torch.equal, rows(first, *case), other))
         assert all(map(torch.equal, rows(second, *case), one))
@@ -162,17 +162,17 @@ def test_pairs_are_swapped_one_after_the_other():
     model = build("bert")
     weight = sites(model)[path].value.weight
     heads = weight.detach().clone().unflatten(0, (HEADS, -1))
-    swap_heads(model, pairs)
+    rotate_heads(model, pairs)
     assert torch.equal(weight.unflatten(0, (HEADS, -1)), heads[[1, 2, 0, 3]])
-    swap_heads(model, pairs[::-1])
+    rotate_heads(model, pairs[::-1])
     assert torch.equal(weight.unflatten(0, (HEADS, -1)), heads)
-    swap_heads(model, [])
+    rotate_heads(model, [])
     assert torch.equal(weight.unflatten(0, (HEADS, -1)), heads)
 
 
 def relabel(model, optimizer, path, pair, *, with_state=True):
     """Swap two heads of a site, and by hand the columns of W_O and their moments: other names for the same function."""
-    swap_heads(model, [((path, pair[0]), (path, pair[1]))], optimizer if with_state else None)
+    rotate_heads(model, [((path, pair[0]), (path, pair[1]))], optimizer if with_state else None)
     weight = output_projections(model)[path].weight
     tensors = [weight, *(t for t in optimizer.state[weight].values() if t.shape == weight.shape)]
     order = list(range(HEADS))
@@ -230,7 +230,7 @@ def test_the_position_bias_of_t5_stays():
     (path, _), _, *names = PLACES["t5"]
     model, expected, inputs = build("t5"), build("t5"), FAMILIES["t5"].inputs()
     bias = sites(model)[path].relative_attention_bias.weight.clone()
-    swap_heads(model, [((path, 0), (path, 3))])
+    rotate_heads(model, [((path, 0), (path, 3))])
     assert torch.equal(sites(model)[path].relative_attention_bias.weight, bias)
     swap_by_hand(expected, (path, 0), (path, 3), names)
     assert torch.equal(output(model, inputs), output(expected, inputs))
@@ -249,7 +249,7 @@ def test_places_of_a_pruned_model_keep_their_numbers():
         module.value.weight.detach().clone().unflatten(0, (count, -1))
         for module, count in zip(modules, (3, 2), strict=True)
     ]
-    swap_heads(model, [((BERT.format(0), 3), (BERT.format(1), 1))])
+    rotate_heads(model, [((BERT.format(0), 3), (BERT.format(1), 1))])
     after = [
         module.value.weight.detach().unflatten(0, (count, -1)) for module, count in zip(modules, (3, 2), strict=True)
     ]
@@ -262,10 +262,10 @@ def test_a_pruned_t5_keeps_its_columns_of_the_position_bias():
     paths = [path for path in sites(model) if path.startswith("encoder")]
     prune_heads(model, heads={"enc-self": [[1], [0]]})
     before, kept = output(model, inputs), [list(sites(model)[path].kept_heads) for path in paths]
-    swap_heads(model, [((paths[0], 3), (paths[1], 1))])
+    rotate_heads(model, [((paths[0], 3), (paths[1], 1))])
     assert not torch.allclose(output(model, inputs), before, atol=1e-4)
     assert [list(sites(model)[path].kept_heads) for path in paths] == kept == [[0, 2, 3], [1, 2, 3]]
-    swap_heads(model, [((paths[0], 3), (paths[1], 1))])
+    rotate_heads(model, [((paths[0], 3), (paths[1], 1))])
     assert torch.equal(output(model, inputs), before)
 
 
@@ -282,19 +282,19 @@ def test_gates_travel_with_their_heads():
     moments = [optimizer.state[gates.log_alpha]["exp_avg"].tolist() for gates in (first, second)]
     assert optimizer.state[first.log_alpha]["mean_square"].ndim == 0  # the group's, no head's own
     places = [((BERT.format(0), 1), (BERT.format(1), 3))]
-    swap_heads(model, places, optimizer)
+    rotate_heads(model, places, optimizer)
     for one, other in (values, moments):
         one[1], other[3] = other[3], one[1]
     assert [first.log_alpha.tolist(), second.log_alpha.tolist()] == values
     assert [optimizer.state[gates.log_alpha]["exp_avg"].tolist() for gates in (first, second)] == moments
-    swap_heads(model, places, optimizer)
+    rotate_heads(model, places, optimizer)
     assert_equal(everything(model, optimizer), before)
 
 
 def test_fixed_gates_travel_too():
     model = build("bert")
     swap_to_gated(model, alive_heads={"enc-self": [[0, 1, 1, 1], [1, 1, 0, 0]]})
-    swap_heads(model, [((BERT.format(0), 0), (BERT.format(1), 1))])
+    rotate_heads(model, [((BERT.format(0), 0), (BERT.format(1), 1))])
     assert [gates.alive.tolist() for gates in gates_at(model)] == [[1, 1, 1, 1], [1, 0, 0, 0]]
 
 
@@ -305,7 +305,7 @@ def test_what_a_subset_has_drawn_travels_too():
     HeadPenalty(model, target_heads=3, steps=4)
     first, second = gates_at(model)
     before = [{name: part.clone() for name, part in gates.draw._asdict().items()} for gates in (first, second)]
-    swap_heads(model, [((BERT.format(0), 2), (BERT.format(1), 0))])
+    rotate_heads(model, [((BERT.format(0), 2), (BERT.format(1), 0))])
     assert before[0]["noise"][2] != before[1]["noise"][0]
     for name in ("open", "noise", "threshold"):
         one, other = (getattr(gates.draw, name) for gates in (first, second))
@@ -323,7 +323,7 @@ def test_alphas_stay():
         for projection, alpha in zip(output_projections(made).values(), alphas, strict=True):
             projection.mixing.alpha.data.copy_(alpha)
     swap_by_hand(expected, first, second, names)
-    swap_heads(model, [(first, second)])
+    rotate_heads(model, [(first, second)])
     assert all(torch.equal(p.mixing.alpha, a) for p, a in zip(output_projections(model).values(), alphas, strict=True))
     assert torch.equal(output(model, inputs), output(expected, inputs))
 
@@ -335,8 +335,8 @@ def test_an_optimizer_of_accelerate():
     wrapped, optimizer = accelerator.prepare(model, OPTIMIZERS["adamw"](model))
     train(accelerator.unwrap_model(wrapped), optimizer, FAMILIES["bert"].inputs())
     direct = copy.deepcopy((model, optimizer.optimizer))
-    swap_heads(*direct[:1], [(first, second)], direct[1])
-    swap_heads(accelerator.unwrap_model(wrapped), [(first, second)], optimizer)
+    rotate_heads(*direct[:1], [(first, second)], direct[1])
+    rotate_heads(accelerator.unwrap_model(wrapped), [(first, second)], optimizer)
     assert_equal(everything(model, optimizer), everything(*direct))
 
 
@@ -346,7 +346,7 @@ def test_without_an_optimizer_the_moments_stay():
     optimizer = OPTIMIZERS["adamw"](model)
     train(model, optimizer, FAMILIES["bert"].inputs())
     before = everything(model, optimizer)
-    swap_heads(model, [(first, second)])
+    rotate_heads(model, [(first, second)])
     assert differing(everything(model, optimizer), before) == differing(dict(model.state_dict()), before)
     assert len(optimizer.state) == len(list(model.parameters()))
 
@@ -356,7 +356,7 @@ def test_an_optimizer_before_its_first_step():
     first, second, *names = PLACES["bert"]
     model = build("bert")
     optimizer = torch.optim.AdamW(model.parameters())
-    swap_heads(model, [(first, second)], optimizer)
+    rotate_heads(model, [(first, second)], optimizer)
     assert not optimizer.state
     expected = build("bert")
     swap_by_hand(expected, first, second, names)
@@ -366,6 +366,6 @@ def test_an_optimizer_before_its_first_step():
 def test_an_adapter_can_be_given():
     first, second, *_ = PLACES["bert"]
     model, expected = build("bert"), build("bert")
-    swap_heads(model, [(first, second)])
-    swap_heads(expected, [(first, second)])
+    rotate_heads(model, [(first, second)])
+    rotate_heads(expected, [(first, second)])
     assert_equal(model.state_dict(), expected.state_dict())

@@ -1,4 +1,4 @@
-"""What swap_heads refuses: places that cannot be, sites that do not fit, wrapped models, sharded optimizers.
+"""What rotate_heads refuses: places that cannot be, sites that do not fit, wrapped models, sharded optimizers.
 
 Everything is planned before anything moves: a bad pair comes after a good one, and nothing has changed.
 """
@@ -11,7 +11,7 @@ from model_sizes import KINDS
 from torch import nn
 from unchanged import refused
 
-from collab_heads import HeadPenalty, prune_heads, swap_heads, swap_to_alpha, swap_to_gated
+from collab_heads import HeadPenalty, prune_heads, rotate_heads, swap_to_alpha, swap_to_gated
 from collab_heads.errors import ArgumentError, ShapeError, SwapError, UnsupportedModelError
 from families import FAMILIES
 
@@ -49,7 +49,7 @@ def good_pair_first(*pair):
 )
 def test_places_that_cannot_be(pairs, fragments):
     with refused(model := build("bert"), ArgumentError, *fragments):
-        swap_heads(model, pairs)
+        rotate_heads(model, pairs)
 
 
 def test_across_roles_or_stacks():
@@ -59,16 +59,16 @@ def test_across_roles_or_stacks():
         ("encoder.layers.0.self_attn", "decoder.layers.0.encoder_attn", "dec-enc"),
     ):
         with refused(model, ArgumentError, f"head 0 of {first} (enc-self)", f"({role})", "across roles or stacks"):
-            swap_heads(model, [((first, 0), (second, 0))])
+            rotate_heads(model, [((first, 0), (second, 0))])
 
 
 def test_removed_heads():
     model = build("bert")
     prune_heads(model, heads={"enc-self": [[1], [0, 1, 2, 3]]})
     with refused(model, ArgumentError, "head 1 of", "was removed", "0, 2, 3"):
-        swap_heads(model, [((BERT.format(0), 1), (BERT.format(0), 2))])
+        rotate_heads(model, [((BERT.format(0), 1), (BERT.format(0), 2))])
     with refused(model, ArgumentError, BERT.format(1), "all heads of the site were removed"):
-        swap_heads(model, [((BERT.format(0), 0), (BERT.format(1), 2))])
+        rotate_heads(model, [((BERT.format(0), 0), (BERT.format(1), 2))])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -76,7 +76,7 @@ def test_collaborative_heads(kind):
     model = build("bert")
     change_queries(model, kind, None)
     with refused(model, SwapError, BERT.format(0), "collaborative", "one for all heads"):
-        swap_heads(model, [GOOD])
+        rotate_heads(model, [GOOD])
 
 
 def wider_heads(model):
@@ -174,8 +174,8 @@ def test_sites_that_do_not_fit(spoil):
     error, *fragments = SPOILED[spoil]
     inside = ((BERT.format(0), 2), (BERT.format(0), 3))
     with refused(model, error, *fragments):
-        swap_heads(model, [inside, GOOD])
-    swap_heads(model, [inside])
+        rotate_heads(model, [inside, GOOD])
+    rotate_heads(model, [inside])
 
 
 def compiled_in_place(model):
@@ -211,7 +211,7 @@ WRAPPERS = {
 def test_wrapped_models(wrap):
     model = wrap(build("bert", torch.float32))
     with refused(model, UnsupportedModelError, *WRAPPERS[wrap]):
-        swap_heads(model, [GOOD])
+        rotate_heads(model, [GOOD])
 
 
 def named(name, base=torch.optim.AdamW):
@@ -244,7 +244,7 @@ def test_optimizers_that_cannot_follow(case):
     make, *fragments = OPTIMIZER_ERRORS[case]
     model = build("bert")
     with refused(model, ArgumentError, *fragments):
-        swap_heads(model, [GOOD], make(list(model.parameters())))
+        rotate_heads(model, [GOOD], make(list(model.parameters())))
 
 
 class OptimState8bit(torch.Tensor):
@@ -280,7 +280,7 @@ def test_moments_that_cannot_follow(spoil):
     spoil(optimizer, sites(model)[BERT.format(1)].value.weight)
     before = [{name: t.clone() for name, t in state.items()} for state in optimizer.state.values()]
     with refused(model, SwapError, *STATES[spoil]):
-        swap_heads(model, [((BERT.format(0), 2), (BERT.format(0), 3)), GOOD], optimizer)
+        rotate_heads(model, [((BERT.format(0), 2), (BERT.format(0), 3)), GOOD], optimizer)
     assert len(before) == len(optimizer.state)  # looking for moments makes none
     for old, new in zip(before, optimizer.state.values(), strict=True):
         assert all(torch.equal(old[name], new[name]) for name in old)
@@ -293,4 +293,4 @@ def test_moments_in_a_list_are_refused():
     weight = next(model.base_model.get_submodule(BERT.format(1)).parameters())
     optimizer.state[weight]["preconditioners"] = [torch.eye(4)]
     with refused(model, SwapError, "preconditioners", "list of tensors", "AdamW or SGD"):
-        swap_heads(model, [GOOD], optimizer)
+        rotate_heads(model, [GOOD], optimizer)

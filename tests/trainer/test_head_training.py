@@ -7,9 +7,9 @@ from trainers import BATCH, EXAMPLES, QUIET, STEPS, classifier, exact, examples,
 from transformers import Trainer, TrainingArguments, get_scheduler
 
 from collab_heads import (
-    DynamicRotation,
     HeadAdamW,
     HeadPenalty,
+    HeadRotation,
     HeadTraining,
     fold_heads,
     gate_report,
@@ -219,7 +219,7 @@ def test_what_cannot_be_is_refused(tmp_path):
 
 def test_a_callback_that_is_not_attached_is_refused(tmp_path):
     """It would see the training and change nothing of it."""
-    for make in (exact, lambda: HeadTraining(rotation=DynamicRotation("random", count=2))):
+    for make in (exact, lambda: HeadTraining(rotation=HeadRotation(policy="random", count=2))):
         way_out = r"not attached to a Trainer.*HeadTraining\(...\)\.attach\(trainer\)"
         with pytest.raises(ArgumentError, match=way_out):
             Trainer(model=gated(classifier()), args=TrainingArguments(str(tmp_path), **QUIET), callbacks=[make()])

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from trainers import STEPS, adapted, classifier, exact, gated, mixed, same_weights, trainer_of
 from transformers import TrainerCallback
 
-from collab_heads import DynamicRotation, HeadTraining, load_heads, prune_heads, save_heads, swap_to_gated
+from collab_heads import HeadRotation, HeadTraining, load_heads, prune_heads, save_heads, swap_to_gated
 from collab_heads.errors import ArgumentError, DataError, OutputError, UnsupportedModelError
 from collab_heads.trainer.heads_file import FILE
 
@@ -146,7 +146,7 @@ def test_a_checkpoint_without_them_is_not_gone_on_from(tmp_path):
 
 
 def test_rotation_beside_adapters_is_refused_before_the_training(tmp_path):
-    heads = HeadTraining(rotation=DynamicRotation("random", count=2))
+    heads = HeadTraining(rotation=HeadRotation(policy="random", count=2))
     with pytest.raises(ArgumentError, match=r"weights that PEFT does not store.*merge_and_unload"):
         trainer_of(adapted(classifier()), tmp_path, heads).train()
 

@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 from scripts import forget_accelerate, run_on_two
 from trainers import BATCH, classifier, exact, gated, mixed, trainer_of
 
-from collab_heads import DynamicRotation, HeadTraining
+from collab_heads import HeadRotation, HeadTraining
 
 pytestmark = pytest.mark.slow
 
@@ -14,7 +14,7 @@ ADAM32 = 5e-5  # float32 gradients summed in another order, magnified where Adam
 KINDS = {
     "a target": (gated, exact),
     "alphas": (mixed, lambda: HeadTraining(growth=0.05, alpha_start=2)),
-    "a rule": (lambda model: model, lambda: HeadTraining(rotation=DynamicRotation("local", exclude=()))),
+    "a rule": (lambda model: model, lambda: HeadTraining(rotation=HeadRotation(policy="local", exclude=()))),
 }
 
 

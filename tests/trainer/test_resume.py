@@ -6,7 +6,7 @@ import pytest
 import torch
 from trainers import STEPS, classifier, exact, gated, mixed, same_weights, trainer_of
 
-from collab_heads import DynamicRotation, HeadRotation, HeadTraining, gate_report, prune_heads
+from collab_heads import HeadRotation, HeadTraining, gate_report, prune_heads
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.trainer.attached import check_same_heads
 from families import FAMILIES
@@ -21,8 +21,8 @@ KINDS = {
     "frozen alphas": (mixed, lambda: HeadTraining(growth={"enc-self": 0})),
     "disagreement": (lambda model: model, lambda: HeadTraining(disagreement=0.3)),
     "a plan": (lambda model: model, lambda: HeadTraining(rotation=HeadRotation(EXCHANGE))),
-    "a rule": (gated, lambda: exact(rotation=DynamicRotation("local", exclude=(), start=2))),
-    "chance": (lambda model: model, lambda: HeadTraining(rotation=DynamicRotation("random", count=2))),
+    "a rule": (gated, lambda: exact(rotation=HeadRotation(policy="local", exclude=(), start=2))),
+    "chance": (lambda model: model, lambda: HeadTraining(rotation=HeadRotation(policy="random", count=2))),
 }
 IN_THE_MIDDLE, AT_AN_EPOCH = 3, STEPS // 2
 

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from trainers import BATCH, STEPS, adapted, classifier, exact, gated, mixed, trainer_of
 from transformers import AutoModelForSequenceClassification, Trainer
 
-from collab_heads import DynamicRotation, HeadTraining, gate_report, prune_heads, swap_to_collaborative
+from collab_heads import HeadRotation, HeadTraining, gate_report, prune_heads, swap_to_collaborative
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.whole import is_divided
 from collab_heads.trainer.heads_file import FILE
@@ -208,7 +208,9 @@ def test_what_divides_weights_otherwise_is_refused(tmp_path):
         state = type("State", (), {"fsdp_plugin": plugin})
 
     trainer.accelerator = Accelerator()
-    refused(trainer, HeadTraining(rotation=DynamicRotation("soft")), "a process holds only a part of the rows: use DDP")
+    refused(
+        trainer, HeadTraining(rotation=HeadRotation(policy="soft")), "a process holds only a part of the rows: use DDP"
+    )
     plugin.fsdp_version = 1
     refused(trainer, exact(), r"FSDP 1 flattens weights.*: use FSDP 2 \(fsdp_version: 2, .*\), or DDP")
     trainer.accelerator = accelerator

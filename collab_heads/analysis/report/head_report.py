@@ -17,7 +17,7 @@ from collab_heads.analysis.roles.labels import role_kind
 from collab_heads.base.display import text_table
 from collab_heads.base.extras import missing
 from collab_heads.base.progress import progress_bar
-from collab_heads.compression.plan import CompressionPlan
+from collab_heads.compression.compression_plan import CompressionPlan
 from collab_heads.files.atomic import write_file
 from collab_heads.files.folders import alone_in
 from collab_heads.plots.canvas import png_bytes, save_drawings, svg_bytes

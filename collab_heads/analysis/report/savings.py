@@ -9,7 +9,7 @@ from itertools import combinations
 from collab_heads.analysis.report.html import table_html
 from collab_heads.analysis.report.measurements import HeadMeasurements
 from collab_heads.analysis.report.page_data import Head, anchor, heads_of, layer_name
-from collab_heads.compression.plan import CompressionPlan
+from collab_heads.compression.compression_plan import CompressionPlan
 
 CHEAPEST = 0.1  # share of the heads that is named
 MOST = 12  # heads that are named, at most

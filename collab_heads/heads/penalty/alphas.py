@@ -81,12 +81,7 @@ class AlphaPenalty(PenaltyPart):
     def from_options(
         cls, model: PreTrainedModel, adapter: AttentionAdapter, options: PenaltyOptions
     ) -> "AlphaPenalty | None":
-        """Make the part if the model has alphas, whatever the options are; else return None.
-
-        Raises:
-            SwapError: if growth is asked for and the model has no alphas.
-            ArgumentError: on options that have no meaning without growth or without alphas.
-        """
+        """Make the part if the model has alphas, whatever the options are; else return None."""
         mixed = mixed_sites(model, adapter)
         if options.growth is None:
             for name in ("growth_beside", "growth_radius"):
@@ -108,7 +103,6 @@ class AlphaPenalty(PenaltyPart):
 
     @property
     def device(self) -> torch.device:
-        """The device of the first alphas."""
         return self.alphas[0].alpha.device
 
     @property
@@ -128,9 +122,6 @@ class AlphaPenalty(PenaltyPart):
         Args:
             batch: not used.
             tokens: how many target tokens the mean loss of the optimizer step is over; needed beside a sum only.
-
-        Raises:
-            ArgumentError: if `tokens` is needed and not a whole number from 1.
         """
         pushes, tokens_per_loss = any(self.weights), 1
         if self.beside == "sum" and pushes:

@@ -78,10 +78,6 @@ class Disagreement(PenaltyPart):
         Args:
             batch: as the model was given it: its padding is then left out.
             tokens: not used.
-
-        Raises:
-            ArgumentError: if no heads with a gradient were seen: the model has not run with gradients, or nothing below
-                its heads is trained.
         """
         listens = torch.is_grad_enabled() and len(self.handles) > 1  # to more than where a forward pass begins
         if listens and not any(heads.requires_grad for _, heads in self.seen):

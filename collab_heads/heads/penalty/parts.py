@@ -64,11 +64,7 @@ class PenaltyPart(Protocol):
     def from_options(
         cls, model: PreTrainedModel, adapter: AttentionAdapter, options: PenaltyOptions
     ) -> "PenaltyPart | None":
-        """Make the part, or return None if neither the options nor the model ask for it; the model is not changed.
-
-        Raises:
-            CollabHeadsError: if options are wrong, or have no meaning for this model.
-        """
+        """Make the part, or return None if neither the options nor the model ask for it; the model is not changed."""
         ...
 
     def attach(self) -> None:
@@ -106,11 +102,6 @@ class PenaltyPart(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a state.
-
-        Raises:
-            ArgumentError: if it has other settings.
-        """
         check_state(state, self.state_dict(), set())
 
     def close(self) -> None:
@@ -126,11 +117,7 @@ def check_trainable(what: str, parameters: Mapping[str, nn.Parameter]) -> None:
 
 
 def role_weights(name: str, weights: RoleWeights | None, sites: Iterable[AttentionSite]) -> dict[str, float]:
-    """Return one weight per role of the sites, from one for all or role -> weight; 0 for roles that are not named.
-
-    Raises:
-        ArgumentError: on a weight that is not a number of 0 or more, or a role that none of the sites has.
-    """
+    """Return one weight per role of the sites, from one for all or role -> weight; 0 for roles that are not named."""
     available = {site.role for site in sites}
     roles = [role for role in ROLES if role in available]
     weights = 0.0 if weights is None else weights

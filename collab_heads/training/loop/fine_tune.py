@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from collab_heads.data.batches import Step, share_of_process
-from collab_heads.training.loop.optimizer import optimizer_step
+from collab_heads.training.loop.steps import optimizer_step
 from collab_heads.training.loop.training import Hooks, Trained, Training
 
 
@@ -36,13 +36,10 @@ def fine_tune(
         accelerator: made with `step_scheduler_with_optimizer=False`.
         model: on any device; afterwards it is on the accelerator's device, unwrapped.
         examples: the encoded training set.
-        args: from `add_training_arguments` and `add_output_arguments`.
+        args: the flags of trainings and of their output.
         hooks: the functions and settings of the script.
         phase: which training of the run this is, for the names of checkpoints and the random numbers.
         resume: a checkpoint of this phase, and its optimizer step.
-
-    Raises:
-        NonFiniteError: if the loss, or a weight that is to be saved, is NaN or inf.
     """
     training = Training(accelerator, model, args, hooks, phase, resume)
     with training.bar:

@@ -141,9 +141,6 @@ class MinimumRisk:
         """Check that a model's samples of some sentences give it something to learn from.
 
         The random generators are left as they were.
-
-        Raises:
-            ArgumentError: if all samples are empty, or all are the reference itself.
         """
         devices = [model.device] if model.device.type == "cuda" else []
         with torch.random.fork_rng(devices):

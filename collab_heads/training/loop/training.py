@@ -18,15 +18,16 @@ from collab_heads.base.progress import progress_bar
 from collab_heads.errors import NonFiniteError, OutputError
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
 from collab_heads.heads.whole import is_sharded, keep_whole
-from collab_heads.training.loop.optimizer import (
+from collab_heads.training.loop.steps import (
     HeadRates,
     Loss,
+    TrainingSteps,
     adam_options,
     model_loss,
     optimizer_and_schedule,
     parameter_groups,
+    random_states_kept,
 )
-from collab_heads.training.loop.steps import TrainingSteps, random_states_kept
 from collab_heads.training.storage.checkpoint import (
     RESUME,
     load_progress,
@@ -101,7 +102,7 @@ class Training:
     Args:
         accelerator: made with `step_scheduler_with_optimizer=False`.
         model: trained in place.
-        args: from `add_training_arguments` and `add_output_arguments`.
+        args: the flags of trainings and of their output.
         hooks: the functions and settings of the script.
         phase: which training of the run this is.
         resume: a checkpoint of this phase, and its optimizer step.
@@ -234,11 +235,7 @@ class Training:
             self.save(f"epoch_{self.phase}_{epoch}")
 
     def save(self, name: str) -> None:
-        """Write a checkpoint, then delete the oldest ones above --save_total_limit.
-
-        Raises:
-            NonFiniteError: if a weight is NaN or inf: such a checkpoint would replace a good one.
-        """
+        """Write a checkpoint, then delete the oldest ones above --save_total_limit."""
         model, output_dir = self.whole(), Path(self.args.output_dir)
         if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
             raise NonFiniteError(f"weights are NaN or inf at step {self.done}: {DIVERGED}")
@@ -308,9 +305,6 @@ class Losses:
 
         Returns:
             The mean loss of the steps since the last record, over all processes; None between records.
-
-        Raises:
-            NonFiniteError: if the mean is NaN or inf.
         """
         self.sum, self.count = self.sum + loss, self.count + 1
         self.of_phase += loss.to(self.of_phase)

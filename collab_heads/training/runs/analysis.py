@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,7 +17,6 @@ from collab_heads.base.checks import check_choice
 from collab_heads.base.display import portable_name
 from collab_heads.base.option_values import Metric, ReportPart
 from collab_heads.base.processes import agreed
-from collab_heads.command.flags.analyzing import ABLATION, LOSS, treebank
 from collab_heads.contract.registry import get_adapter, head_numbers
 from collab_heads.errors import ArgumentError, DataError, OutputError
 from collab_heads.heads.alpha import mixed_sites
@@ -24,12 +24,14 @@ from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.history import ALPHAS, GATES, HeadHistory, Moment
 from collab_heads.plots.canvas import png_bytes, svg_bytes
 from collab_heads.plots.history import history_curves, history_gif, history_strip
+from collab_heads.rotation.head_rotation import HeadRotation
 from collab_heads.training.loop.training import Hooks
-from collab_heads.training.runs.head_changes import Rotation
+from collab_heads.training.options.heads import LOSS, treebank
 from collab_heads.training.runs.learner import Learner
 from collab_heads.training.storage.checkpoint import RESUME
 from collab_heads.training.storage.output import HISTORY, REPORT, STATISTICS
 
+ABLATION: tuple[ReportPart, ...] = ("statistics", "roles", "relevance", "gradient", "reconstruction", "ablation")
 RECORDS = 100  # of the gates, over a training
 
 
@@ -92,11 +94,7 @@ def save_statistics(learner: Learner) -> None:
 
 
 def check_ablation(learner: Learner) -> None:
-    """Check that this run can measure the metric of `--analyze_ablation` without each of its heads.
-
-    Raises:
-        ArgumentError: if the evaluations do not have the metric, or several processes would have to share it.
-    """
+    """Check that this run can measure the metric of `--analyze_ablation` without each of its heads."""
     metric = learner.session.args.analyze_ablation
     if not metric or metric == LOSS:
         return
@@ -161,12 +159,9 @@ class HeadWatch:
     Attributes:
         history: the record; None before the first measurement, and if there are no heads.
         batches: those that heads are measured on; empty before the first measurement.
-
-    Raises:
-        OutputError: if `noted` is damaged.
     """
 
-    def __init__(self, learner: Learner, rotation: Rotation | None, noted: Mapping | None):
+    def __init__(self, learner: Learner, rotation: HeadRotation | None, noted: Mapping | None):
         self.learner, self.session = learner, learner.session
         self.metrics = watched_metrics(rotation)
         self.batches: list[Mapping] = []
@@ -230,8 +225,9 @@ class HeadWatch:
         return None if self.history is None else self.history.to_dict()
 
 
-def watched_metrics(rotation: Rotation | None) -> list[Metric]:
+def watched_metrics(rotation: HeadRotation | None) -> list[Metric]:
     """Return the metrics to record: confidence and those by which a rotation ranks heads, each once."""
-    settings = getattr(rotation, "role_settings", {}).values()
-    names = ["confidence", *(each.metric for each in settings if each.ranks)]
-    return list(dict.fromkeys(SAME.get(name, name) for name in names))
+    settings = [] if rotation is None else list(rotation.role_settings.values())
+    names: list[str] = ["confidence"]
+    names += [each.metric for each in settings if each.ranks]
+    return cast(list[Metric], list(dict.fromkeys(SAME.get(name, name) for name in names)))

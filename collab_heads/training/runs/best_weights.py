@@ -97,11 +97,7 @@ def check_enough_checkpoints(count: int, every: int | str, steps: TrainingSteps)
 
 
 def last_checkpoints(output_dir: Path, phase: int, count: int) -> list[Path]:
-    """Return the newest `count` checkpoints of a phase, oldest first.
-
-    Raises:
-        OutputError: if there are fewer than `count`.
-    """
+    """Return the newest `count` checkpoints of a phase, oldest first."""
     newest = [folder for folder in checkpoints(output_dir) if load_progress(folder)["phase"] == phase][-count:]
     if len(newest) < count:
         raise OutputError(
@@ -113,11 +109,7 @@ def last_checkpoints(output_dir: Path, phase: int, count: int) -> list[Path]:
 
 @torch.no_grad()
 def load_weights(model: PreTrainedModel, folders: Sequence[Path]) -> None:
-    """Set a model's floating-point weights to the mean over stored models of the same shape, computed in float64.
-
-    Raises:
-        OutputError: if one of them is damaged.
-    """
+    """Set a model's floating-point weights to the mean over stored models of the same shape, computed in float64."""
     for folder in folders:
         check_undamaged(folder)
     states = [type(model).from_pretrained(folder).state_dict() for folder in folders]

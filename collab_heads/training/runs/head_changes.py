@@ -9,8 +9,6 @@ from accelerate import Accelerator
 from transformers import PreTrainedModel
 
 from collab_heads.base.processes import agreed, copy_from_first
-from collab_heads.command.flags.heads import acts_in_training, learns_gates, read_alive, wants_gates
-from collab_heads.command.flags.rotating import OF_ROTATE
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.alpha import mixed_sites, swap_to_alpha
@@ -21,20 +19,16 @@ from collab_heads.heads.penalty.parts import role_weights
 from collab_heads.heads.prune import prune_heads
 from collab_heads.heads.report import AlphaReport, PruneReport
 from collab_heads.heads.selection import alive_choice, check_target, roles_of_heads
-from collab_heads.rotation.dynamic import DynamicRotation
-from collab_heads.rotation.manual import HeadRotation
+from collab_heads.rotation.head_rotation import HeadRotation
 from collab_heads.sites.record import CollabConfig
 from collab_heads.sites.site import ROLES, AttentionSite, select_sites
+from collab_heads.training.options.heads import OF_ROTATE, acts_in_training, learns_gates, read_alive, wants_gates
 
 Samples = Callable[[int], Sequence[Mapping]]  # a number of examples -> labelled batches
 
 
 def check_gateable(args: Namespace, model: PreTrainedModel) -> None:
-    """Check early, before anything is written, that the model has the sites and heads that the flags name.
-
-    Raises:
-        CollabHeadsError: if it lacks them, or has gates already.
-    """
+    """Check early, before anything is written, that the model has the sites and heads that the flags name."""
     if not wants_gates(args):
         return
     adapter = get_adapter(model)
@@ -55,11 +49,7 @@ def fixed_heads(args: Namespace, model: PreTrainedModel) -> dict[str, list[int]]
 
 
 def sites_to_gate(args: Namespace, model: PreTrainedModel) -> list[AttentionSite]:
-    """Return the sites whose heads are chosen: those that the flags name, else all that `--alive_heads` leaves open.
-
-    Raises:
-        ArgumentError: if `--alive_heads` decides on a site that is named, or on all sites.
-    """
+    """Return the sites whose heads are chosen: those that the flags name, else all that `--alive_heads` leaves open."""
     names = list(args.target_heads) if isinstance(args.target_heads, Mapping) else args.gated_sites
     fixed = fixed_heads(args, model) or {}
     sites = select_sites(get_adapter(model).sites_with_heads(model), names)
@@ -143,11 +133,7 @@ def remove_closed_heads(model: PreTrainedModel) -> tuple[dict, PruneReport]:
 
 
 def check_mixable(args: Namespace, model: PreTrainedModel) -> None:
-    """Check early, before anything is written, that the model allows what the flags ask of alphas and folding.
-
-    Raises:
-        CollabHeadsError: if it does not, or has alphas already.
-    """
+    """Check early, before anything is written, that the model allows what the flags ask of alphas and folding."""
     if not (acts_in_training(args) or args.fold_heads or args.save_head_statistics):
         return
     adapter = get_adapter(model)
@@ -195,40 +181,26 @@ def alpha_options(args: Namespace, model: PreTrainedModel, total: int) -> dict[s
     return options
 
 
-Rotation = HeadRotation | DynamicRotation
-
-
-def rotation_of(args: Namespace, exclude: Iterable[int] | None = None) -> Rotation | None:
-    """Return the rotation that the flags describe, or None; `exclude`: ids of tokens that do not count in rankings.
-
-    Raises:
-        CollabHeadsError: if the schedule cannot be read, or a setting is invalid.
-    """
+def rotation_of(args: Namespace, exclude: Iterable[int] | None = None) -> HeadRotation | None:
+    """Return the rotation that the flags describe, or None; `exclude`: ids of tokens that do not count in rankings."""
     if args.rotation_schedule:
         return HeadRotation.from_json(args.rotation_schedule)
     if not args.rotate:
         return None
     names = {name: "roles" if name == "sites" else name for name in OF_ROTATE}
     values = {parameter: getattr(args, f"rotation_{name}") for name, parameter in names.items()}
-    return DynamicRotation(
-        args.rotate, seed=args.seed, exclude=exclude, **{k: v for k, v in values.items() if v is not None}
+    return HeadRotation(
+        policy=args.rotate, seed=args.seed, exclude=exclude, **{k: v for k, v in values.items() if v is not None}
     )
 
 
-def rotating_paths(rotation: Rotation, model: PreTrainedModel) -> set[str]:
-    """Return the paths of the sites whose heads may change places."""
-    if isinstance(rotation, HeadRotation):
-        return {slot.path for epoch in rotation.schedule for pair in rotation.pairs(model, epoch) for slot in pair}
-    return {slot.path for _, stack in rotation.stacks(model).values() for layer in stack for slot in layer}
-
-
-def check_rotating_sites(args: Namespace, model: PreTrainedModel, rotation: Rotation) -> None:
+def check_rotating_sites(args: Namespace, model: PreTrainedModel, rotation: HeadRotation) -> None:
     """Raise ArgumentError if heads would rotate where gates and alphas are: gates move with heads, alphas do not."""
     if not (args.alpha_mixing and learns_gates(args)):
         return
     gated = {site.path for site in sites_to_gate(args, model)}
     mixed = {site.path for site in sites_to_mix(args, model)}
-    if both := sorted(gated & mixed & rotating_paths(rotation, model)):
+    if both := sorted(gated & mixed & rotation.paths(model)):
         raise ArgumentError(
             f"{both[0]} would have gates and alphas, so its heads cannot rotate: name other sites with "
             "--gated_sites, --alpha_sites or --rotation_sites, or choose heads by --head_selection gradient"

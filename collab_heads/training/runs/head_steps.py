@@ -7,19 +7,19 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from collab_heads.base.processes import agreed
-from collab_heads.command.flags.heads import acts_in_training, learns_gates, wants_gates
 from collab_heads.contract.registry import get_adapter
 from collab_heads.heads.alpha import alpha_report
 from collab_heads.heads.fold import fold_heads
 from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
+from collab_heads.rotation.head_rotation import HeadRotation
 from collab_heads.sites.record import CollabConfig
-from collab_heads.training.loop.optimizer import HeadRates
-from collab_heads.training.loop.steps import TrainingSteps
+from collab_heads.training.loop.steps import HeadRates, TrainingSteps
 from collab_heads.training.loop.training import Hooks
+from collab_heads.training.options.heads import acts_in_training, learns_gates, wants_gates
 from collab_heads.training.runs import head_changes
 from collab_heads.training.runs.analysis import GateRecorder, HeadWatch, save_report, save_statistics
-from collab_heads.training.runs.head_changes import Rotation, check_rotating_sites, rotation_of
+from collab_heads.training.runs.head_changes import check_rotating_sites, rotation_of
 from collab_heads.training.runs.learner import Learner
 
 
@@ -36,9 +36,6 @@ class HeadSteps:
         recorder: of the gates over the training, for the report; None without.
         rotation: exchanges heads before epochs; None without.
         watch: records the heads over all trainings; None without.
-
-    Raises:
-        CollabHeadsError: if the rotation does not fit the model or the training.
     """
 
     def __init__(self, learner: Learner, steps: TrainingSteps):
@@ -53,7 +50,7 @@ class HeadSteps:
         noted = self.session.progress.get("head_history")
         self.watch = HeadWatch(learner, self.rotation, noted) if self.args.analyze_every else None
 
-    def planned_rotation(self) -> Rotation | None:
+    def planned_rotation(self) -> HeadRotation | None:
         """Return the rotation that the flags describe, checked against model and epochs; None without one."""
         rotation = rotation_of(self.args, self.learner.end_tokens)
         if rotation is not None:

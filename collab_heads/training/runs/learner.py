@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import torch
 from datasets import Dataset
 from torch import Tensor
 from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.collaborative.score_terms import check_terms
 from collab_heads.contract.registry import get_adapter
+from collab_heads.errors import ArgumentError, CollabHeadsError
 from collab_heads.model.open_layers import OpenLayers
-from collab_heads.training.loop.optimizer import Loss, model_loss
-from collab_heads.training.loop.steps import TrainingSteps
+from collab_heads.training.loop.steps import Loss, TrainingSteps, model_loss
+from collab_heads.training.options.heads import trains
 from collab_heads.training.runs.head_changes import check_gateable, check_mixable
 from collab_heads.training.runs.session import Session
 from collab_heads.training.runs.swap import Phase, check_compress_flags, check_swap_flags
@@ -137,9 +139,6 @@ def check_flags_fit(args: Namespace, model: PreTrainedModel, *, swaps: bool = Tr
         args: the flags.
         model: not yet changed.
         swaps: whether `--collaborative` means a swap; a model from scratch is collaborative from the start.
-
-    Raises:
-        CollabHeadsError: if it lacks the sites or heads that the flags name, or cannot be changed as they say.
     """
     if args.score_terms != "both":
         check_terms(OpenLayers.of(model, get_adapter(model)), args.score_terms)
@@ -149,3 +148,34 @@ def check_flags_fit(args: Namespace, model: PreTrainedModel, *, swaps: bool = Tr
         check_swap_flags(args, model)
     check_gateable(args, model)
     check_mixable(args, model)
+
+
+EVERYWHERE = (None, "sdpa", "eager")  # attention backends that need no check
+
+
+def check_backend(learner: Learner) -> None:
+    """Try a special attention backend: run one training example, with a backward pass if the run trains."""
+    args, accelerator = learner.session.args, learner.session.accelerator
+    name = args.attn_implementation
+    if name in EVERYWHERE:
+        return
+    training = trains(args)
+    model = learner.model.to(accelerator.device)
+    batch = {key: tensor.to(model.device) for key, tensor in learner.collate([learner.encoded["train"][0]]).items()}
+    model.train(training)
+    try:
+        with torch.set_grad_enabled(training), accelerator.autocast():
+            loss = model(**batch).loss
+        if training:
+            loss.backward()
+    except CollabHeadsError:
+        raise
+    except Exception as error:  # whatever torch and the backend raise
+        reason = str(error).strip().split("\n")[0]
+        raise ArgumentError(
+            f"--attn_implementation {name} does not work for this run ({type(error).__name__}: {reason}): leave it "
+            "out, or use sdpa or eager"
+        ) from error
+    finally:
+        model.zero_grad()
+        model.eval()

@@ -9,7 +9,6 @@ from transformers import PreTrainedModel
 from collab_heads.base.checks import is_number
 from collab_heads.base.processes import agreed
 from collab_heads.collaborative.score_terms import restrict_scores
-from collab_heads.command.flags.hub import push
 from collab_heads.distillation.checkpoint import DistillReport
 from collab_heads.distillation.distill import distill
 from collab_heads.distillation.examples import num_examples
@@ -19,10 +18,10 @@ from collab_heads.model.card import README, complete, model_card
 from collab_heads.model.marks import is_changed
 from collab_heads.training.loop.fine_tune import fine_tune
 from collab_heads.training.loop.training import Hooks
+from collab_heads.training.options.hub import push
 from collab_heads.training.runs.analysis import check_ablation
 from collab_heads.training.runs.head_steps import HeadSteps
-from collab_heads.training.runs.learner import Learner
-from collab_heads.training.runs.machine import check_backend
+from collab_heads.training.runs.learner import Learner, check_backend
 from collab_heads.training.runs.session import provenance
 from collab_heads.training.runs.swap import Phase, check_original, original_of, summary, swap_everywhere
 from collab_heads.training.storage.checkpoint import RESUME, prune_checkpoints, weight_bytes
@@ -45,9 +44,6 @@ class Run:
         distilled: the numbers of the distillation after it; None without.
         trained: the counts and the loss of every training.
         heads: the changes of heads.
-
-    Raises:
-        CollabHeadsError: on input that cannot work; nothing has been written.
     """
 
     def __init__(self, learner: Learner):

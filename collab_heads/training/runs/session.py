@@ -20,15 +20,14 @@ from transformers.utils import logging
 
 from collab_heads.base.processes import agreed
 from collab_heads.base.progress import is_shown
-from collab_heads.command.flags.arguments import fingerprint
-from collab_heads.command.flags.parsing import input_paths
 from collab_heads.data.glue import Data
 from collab_heads.data.parallel import Corpus
 from collab_heads.data.tokenizing import kept_in
 from collab_heads.errors import ArgumentError
+from collab_heads.training.options.parser import input_paths
+from collab_heads.training.options.run import fingerprint
 from collab_heads.training.storage.checkpoint import checkpoint_to_resume
-from collab_heads.training.storage.output import LOGS, Output, check_output, same_path
-from collab_heads.training.storage.reservation import reserved
+from collab_heads.training.storage.output import LOGS, Output, check_output, reserved, same_path
 from collab_heads.training.storage.sharding import check_sharding
 
 SECRET = re.compile(r"^(--hub_token=).*")
@@ -150,11 +149,7 @@ class Session:
 
     @classmethod
     def begin(cls, args: Namespace, data: Data | Corpus, accelerator: Accelerator) -> "Session":
-        """Find the checkpoint that the flags name, and check that the run may write to its output folder.
-
-        Raises:
-            OutputError: if there is no such checkpoint, or it is damaged; or the folder is not free.
-        """
+        """Find the checkpoint that the flags name, and check that the run may write to its output folder."""
         precision = accelerator.mixed_precision  # also from `accelerate launch` or its config
         arguments = {**fingerprint(args), "mixed_precision": precision, "data": data_digest(data.splits)}
         run = {**arguments, "processes": accelerator.num_processes}
@@ -184,9 +179,6 @@ def prepared_output(args: Namespace, run: Mapping) -> tuple[Path | None, dict]:
 
     Returns:
         The checkpoint to resume from and what it records; (None, {}) for a run from the beginning.
-
-    Raises:
-        OutputError: if there is no such checkpoint, or it is damaged; or the folder is not free.
     """
     if args.output_dir is None:
         return None, {}

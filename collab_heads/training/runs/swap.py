@@ -15,7 +15,6 @@ from collab_heads.base.processes import agreed, copy_from_first
 from collab_heads.collaborative.report import SwapReport
 from collab_heads.collaborative.swap import swap_to_collaborative
 from collab_heads.collaborative.widths import resolve_width, widths_asked
-from collab_heads.command.flags.collaborative import COMPRESSED
 from collab_heads.compression.compress import compress
 from collab_heads.compression.measurements import choose_sites
 from collab_heads.compression.measures import MEASURES
@@ -30,6 +29,7 @@ from collab_heads.model.open_layers import OpenLayers
 from collab_heads.model.rebuild import catch_up
 from collab_heads.sites.record import FIELD
 from collab_heads.sites.site import select_sites
+from collab_heads.training.options.changes import COMPRESSED
 
 
 def check_compress_flags(args: Namespace, model: PreTrainedModel) -> None:
@@ -37,9 +37,6 @@ def check_compress_flags(args: Namespace, model: PreTrainedModel) -> None:
 
     A budget of parameters is checked against the least that is possible. The least of other measures is only known when
     the model has been run.
-
-    Raises:
-        CollabHeadsError: if a site does not exist or cannot be changed, or the budget is too small.
     """
     adapter = get_adapter(model, capability="collaborative")
     kind, parts = args.compress_kind or COMPRESSED, tuple(args.compress_parts or SITE_PARTS)
@@ -112,12 +109,7 @@ def phases(swap: Literal["before", "after", "between"] | None) -> tuple[Phase, .
 
 
 def check_swap_flags(args: Namespace, model: PreTrainedModel) -> None:
-    """Check early, before hours of training, that the swap will accept the flags.
-
-    Raises:
-        SwapError: if a site is collaborative already.
-        ArgumentError: if a site does not exist, or a width is not possible.
-    """
+    """Check early, before hours of training, that the swap will accept the flags."""
     adapter = get_adapter(model)
     with_heads = adapter.sites_with_heads(model)  # the swap changes no other sites
     only_values = args.dim_value is not None and args.dim_shared_query_key is None
@@ -191,11 +183,7 @@ def summary(report: SwapReport | CompressReport) -> dict:
 
 
 def check_original(args: Namespace, model: PreTrainedModel) -> None:
-    """Check early, before hours of training, that the model can be distilled from the one that the flags name.
-
-    Raises:
-        ArgumentError: if there is no such model, or it does not fit.
-    """
+    """Check early, before hours of training, that the model can be distilled from the one that the flags name."""
     if args.distill_from is not None:
         check_pair(model, original_of(args, model))
 

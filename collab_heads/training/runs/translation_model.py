@@ -16,30 +16,25 @@ from transformers import (
 )
 
 from collab_heads.collaborative.scratch import collaborative_config
-from collab_heads.command.flags.translation_arguments import DEFAULT_SIZES
 from collab_heads.contract.registry import blueprints
 from collab_heads.data.parallel import Corpus
-from collab_heads.data.vocabulary import train_tokenizer
+from collab_heads.data.tokenizing import train_tokenizer
 from collab_heads.errors import ArgumentError
 from collab_heads.model.loading import backend_options, load_or_explain
-from collab_heads.training.runs.machine import check_memory
+from collab_heads.training.options.tasks import COLLABORATIVE_FROM_SCRATCH, TRANSLATION_SIZES, sizes_of
 
 
 def untrained(args: Namespace, corpus: Corpus, folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Make the model and the tokenizer that the flags describe.
 
     Args:
-        args: from `add_scratch_arguments`, and the collaborative ones.
+        args: the flags of a model from scratch, and the collaborative ones.
         corpus: its training pairs give the vocabulary, unless `--tokenizer_name` does.
         folder: holds the files of the tokenizer as long as it is used.
-
-    Raises:
-        CollabHeadsError: on sizes that do not fit each other, or a vocabulary that the data does not allow.
     """
     config = load_or_explain(AutoConfig, args.config_name) if args.config_name else None
     model_type = args.model_type if config is None else config.model_type
     longest = max(args.max_source_length, args.max_target_length, args.val_max_target_length or 0)
-    check_sizes(args, config, longest)
     if args.tokenizer_name:
         tokenizer = load_or_explain(AutoTokenizer, args.tokenizer_name, use_fast=not args.use_slow_tokenizer)
     else:
@@ -52,15 +47,7 @@ def untrained(args: Namespace, corpus: Corpus, folder: Path) -> tuple[PreTrained
     for name, value in tokens_of(tokenizer, config).items():
         setattr(config, name, value)
     if args.collaborative:
-        width, kind = args.dim_shared_query_key, args.kind
-        config = collaborative_config(
-            config,
-            dim_shared_query_key=width,
-            dim_value=args.dim_value,
-            kind=kind,
-            mixing_init=args.mixing_init,
-            sites=args.sites,
-        )
+        config = collaborative_config(config, **{name: getattr(args, name) for name in COLLABORATIVE_FROM_SCRATCH})
     try:
         return AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32, **backend_options(args)), tokenizer
     except ImportError as error:
@@ -71,29 +58,9 @@ def untrained(args: Namespace, corpus: Corpus, folder: Path) -> tuple[PreTrained
         raise ArgumentError(f"no {model_type} of these sizes: {error}") from error
 
 
-def check_sizes(args: Namespace, config: PretrainedConfig | None, longest: int) -> None:
-    """Check that the model can be trained in the available memory, before it is made.
-
-    Raises:
-        ArgumentError: if it cannot.
-    """
-    given = {name: getattr(args, name) for name in DEFAULT_SIZES if getattr(args, name) is not None}
-    wanted = DEFAULT_SIZES | {"vocab_size": args.vocab_size, "max_length": longest} | given
-    if config is not None and config.model_type in blueprints():
-        names = blueprints()[config.model_type].sizes
-        wanted |= {name: getattr(config, its[0]) for name, its in names.items() if getattr(config, its[0], None)}
-    width, inner = wanted["d_model"], wanted["d_ff"]
-    # four projections of attention in the encoder and eight in the decoder, two of the feed-forward layer in both
-    layers = wanted["num_layers"] * (12 * width * width + 4 * width * inner)
-    tables = (wanted["vocab_size"] + 2 * wanted["max_length"]) * width
-    named = {name: wanted[name] for name in ("d_model", "num_layers", "d_ff", "vocab_size", "max_length")}
-    check_memory(layers + tables, ", ".join(f"{name} {value}" for name, value in named.items()), args.cpu)
-
-
 def sizes(args: Namespace, longest: int) -> dict:
     """Return the sizes that the flags give, under the names that the config of the model type uses."""
-    given = {name: getattr(args, name) for name in DEFAULT_SIZES}
-    wanted = DEFAULT_SIZES | {name: value for name, value in given.items() if value is not None}
+    wanted = sizes_of(args, TRANSLATION_SIZES)
     if wanted["d_model"] % wanted["num_heads"]:
         raise ArgumentError(f"--d_model {wanted['d_model']} is not a multiple of --num_heads {wanted['num_heads']}")
     wanted |= {"max_length": longest, "d_head": wanted["d_model"] // wanted["num_heads"]}
@@ -115,11 +82,7 @@ CODE = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")  # of a language and its script: de
 def set_languages(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str | None, target: str | None
 ) -> None:
-    """Set the languages of a tokenizer that has codes for them, and the target in the model's generation config.
-
-    Raises:
-        ArgumentError: if there are codes, but none for one of the languages.
-    """
+    """Set the languages of a tokenizer that has codes for them, and the target in the model's generation config."""
     codes = language_codes(tokenizer)
     if not codes:
         return
@@ -164,9 +127,6 @@ def freeze(model: PreTrainedModel, patterns: Sequence[str], frozen: Collection[s
         model: changed in place.
         patterns: regular expressions, looked for in the parameters' names.
         frozen: names of what to freeze, from a checkpoint, instead of patterns: a swap may have renamed parameters.
-
-    Raises:
-        ArgumentError: on a pattern that is not a regular expression, or matches nothing.
     """
     parameters = dict(model.named_parameters())
     if frozen is None:

@@ -14,9 +14,6 @@ from accelerate.utils import set_seed
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from collab_heads.command.flags.collaborative import wants_swap
-from collab_heads.command.flags.scratch import from_scratch
-from collab_heads.command.flags.translation_arguments import dropout_of_sides
 from collab_heads.data.batches import Collate, longest_first, token_steps
 from collab_heads.data.classification import draw
 from collab_heads.data.parallel import Corpus
@@ -25,6 +22,8 @@ from collab_heads.errors import ArgumentError
 from collab_heads.model.loading import backend_options, load_or_explain
 from collab_heads.training.loop.minimum_risk import MinimumRisk
 from collab_heads.training.loop.steps import TrainingSteps
+from collab_heads.training.options.changes import wants_swap
+from collab_heads.training.options.tasks import dropout_of_sides, from_scratch
 from collab_heads.training.runs.best_weights import (
     BestWeights,
     check_enough_checkpoints,
@@ -76,11 +75,7 @@ class Translator(Learner):
 
     @classmethod
     def load(cls, session: Session, data: Corpus) -> "Translator":
-        """Load or make tokenizer and model, and encode the data.
-
-        Raises:
-            CollabHeadsError: if they cannot be loaded or made, or do not fit the data or the flags.
-        """
+        """Load or make tokenizer and model, and encode the data."""
         args, vocabulary = session.args, tempfile.TemporaryDirectory()
         set_seed(args.seed)
         if session.checkpoint is None and from_scratch(args):

@@ -43,9 +43,6 @@ def save_checkpoint(
         save_model: writes model and tokenizer into a folder; called on the main process.
         progress: a JSON object, which `load_progress` returns.
         size: bytes that it needs, if known; for the message of an error.
-
-    Raises:
-        OutputError: if it cannot be written, for example to a full disk; an existing checkpoint is kept.
     """
     main = accelerator.is_main_process
     with new_checkpoint(folder, progress, size, writes=main) as partial:
@@ -69,11 +66,7 @@ def weight_bytes(model: PreTrainedModel) -> int:
 
 
 def load_state(accelerator: Accelerator, folder: Path) -> None:
-    """Load the state of optimizer, schedule and random generators into the objects that Accelerate prepared.
-
-    Raises:
-        OutputError: if a file is damaged or does not fit this run; the message names the file or the folder.
-    """
+    """Load the state of optimizer, schedule and random generators into the objects that Accelerate prepared."""
     name = f"random_states_{accelerator.process_index}.pkl"
     hook = accelerator.register_load_state_pre_hook(lambda models, input_dir: models.clear())
     try:
@@ -101,11 +94,7 @@ def read_state(path: Path) -> Mapping:
 
 
 def load_progress(folder: Path) -> dict:
-    """Read the progress that a checkpoint records.
-
-    Raises:
-        OutputError: if the folder is not a finished checkpoint of a run, lacks a file, or records an invalid progress.
-    """
+    """Read the progress that a checkpoint records."""
     progress = read_progress(folder, check_progress)
     random_states = [f"random_states_{rank}.pkl" for rank in range(progress["run"]["processes"])]
     optimizer = OPTIMIZER if (folder / OPTIMIZER).exists() else "optimizer.bin"
@@ -140,11 +129,7 @@ def newest_whole(output_dir: Path) -> tuple[Path | None, list[str]]:
 
 
 def find_checkpoint(resume_from: str, output_dir: Path) -> Path:
-    """Resolve `--resume_from_checkpoint`: a folder, or "latest" for the newest undamaged checkpoint.
-
-    Raises:
-        OutputError: if there is none, or the folder is damaged; the message then offers the newest undamaged one.
-    """
+    """Resolve `--resume_from_checkpoint`: a folder, or "latest" for the newest undamaged checkpoint."""
     if resume_from == "latest":
         newest, wrong = newest_whole(output_dir)
         if newest is None:

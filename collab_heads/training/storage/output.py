@@ -2,11 +2,12 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from collab_heads.errors import OutputError
-from collab_heads.files.atomic import write_file, writing
+from collab_heads.errors import CollabHeadsError, OutputError
+from collab_heads.files.atomic import sync, why_not_written, write_file, writing
 from collab_heads.files.checkpoint import PROGRESS
 from collab_heads.files.folders import (
     DELETED,
@@ -23,7 +24,7 @@ from collab_heads.files.folders import (
     write_folder,
     write_manifest,
 )
-from collab_heads.files.locks import INSIDE, PARTIAL, WRITING
+from collab_heads.files.locks import INSIDE, PARTIAL, WRITING, locked, made
 from collab_heads.training.storage.checkpoint import NAME
 
 RESULTS, PREDICTIONS, LOGS = "all_results.json", "predictions", "logs"
@@ -206,10 +207,6 @@ def check_output(output: Output, *, overwrite: bool, resume: bool, inputs: Itera
         overwrite: whether the output of an earlier run may be replaced.
         resume: whether the run is resumed from a checkpoint in this folder.
         inputs: files and folders that the run reads.
-
-    Raises:
-        OutputError: if the folder is a file; if it is in use and neither overwritten nor resumed in; if an input of the
-            run would be deleted; if a file that we did not write would be replaced.
     """
     if output.path.exists() and not output.path.is_dir():
         raise OutputError(f"--output_dir {output.path} is a file")
@@ -277,3 +274,37 @@ def lies_in(source: Path, folder: Path, files: Iterable[str]) -> bool:
 def same_path(one: Path, other: Path) -> bool:
     """Return True if two paths lead to the same file or folder, also where upper and lower case are the same."""
     return one.exists() and other.exists() and one.samefile(other)
+
+
+TRIAL = ".collab_heads." + "trial" * 20  # as long as the longest name that a run writes
+
+
+@contextmanager
+def reserved(folder: Path) -> Iterator[None]:
+    """Lock a folder while the context is open, and check that it can be written to.
+
+    A folder that does not exist is made, and removed at the end if it is still empty.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(Path(os.path.realpath(folder))))
+            stack.enter_context(made(folder))
+            if not folder.is_dir():
+                raise OutputError(f"--output_dir {folder} is a file")
+            try_writing(folder)
+        except CollabHeadsError:
+            raise
+        except (OSError, ValueError) as error:  # ValueError: a null byte
+            reason = why_not_written(error) or str(error)
+            raise OutputError(f"--output_dir {str(folder)!r} cannot be written to: {reason}: choose another") from error
+        yield
+
+
+def try_writing(folder: Path) -> None:
+    """Write a small file with a long name, and delete it."""
+    trial = folder / TRIAL
+    try:
+        trial.write_bytes(bytes(4096))
+        sync(trial)
+    finally:
+        trial.unlink(missing_ok=True)

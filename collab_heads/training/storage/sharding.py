@@ -37,9 +37,6 @@ def check_sharding(accelerator: Accelerator, refused: Mapping[str, object]) -> N
     Args:
         accelerator: of the run.
         refused: flag of an option that needs full weights during training -> whether it is given.
-
-    Raises:
-        ArgumentError: if such a flag is given with FSDP, or on FSDP 1; the message says what works instead.
     """
     check_version(accelerator)
     given = [flag for flag, is_given in refused.items() if is_given]
@@ -124,9 +121,6 @@ def write_optimizer(path: Path, state: Mapping[str, Any]) -> None:
         path: the file.
         state: `state`, name of a parameter -> key -> value, and `param_groups`, as
             `torch.distributed.checkpoint.state_dict.get_optimizer_state_dict` returns a full state.
-
-    Raises:
-        OutputError: if it cannot be written; an existing file is kept.
     """
     values = {f"{name}/{key}": value for name, of_name in state["state"].items() for key, value in of_name.items()}
     tensors = {name: value.detach().cpu().contiguous() for name, value in values.items() if isinstance(value, Tensor)}
@@ -136,11 +130,7 @@ def write_optimizer(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_optimizer(path: Path) -> dict[str, Any]:
-    """Read the state that `write_optimizer` wrote; pairs (AdamW's betas) are returned as tuples.
-
-    Raises:
-        OutputError: if the file is damaged or not such a state; the message names it.
-    """
+    """Read the state that `write_optimizer` wrote; pairs (AdamW's betas) are returned as tuples."""
     try:
         with safe_open(path, framework="pt") as file:
             record = file.metadata()

@@ -13,7 +13,7 @@ from unchanged import assert_unchanged, snapshot
 from collab_heads import HeadPenalty, get_adapter, swap_to_alpha, swap_to_gated
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.heads.alpha import mixed_sites
-from collab_heads.training.loop.optimizer import optimizer_step
+from collab_heads.training.loop.steps import optimizer_step
 from families import FAMILIES
 
 RADIUS, GAMMA, RATE = 1e-3, 40.0, 1e-2

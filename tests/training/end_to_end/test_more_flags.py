@@ -170,22 +170,6 @@ def test_downloads_are_kept_in_a_folder(bert, files, tmp_path):
         run("some/bert", files, None, "--max_train_steps", 1)
 
 
-@pytest.mark.parametrize(
-    ("flag", "hint"),
-    (
-        ("--predict_with_generate", "translates in every evaluation"),
-        ("--generation_num_beams", "--num_beams"),
-        ("--metric_for_best_model", "BLEU"),
-        ("--ignore_pad_token_for_loss", "padding has no part"),
-        ("--optim", "--adam_beta1"),
-        ("--forced_bos_token", "--target_lang"),
-    ),
-)
-def test_names_of_the_example_scripts_are_answered(flag, hint, marian, bilingual):
-    with pytest.raises(ArgumentError, match=rf"unknown flag '{flag}': here, use .*{hint}"):
-        run_translation.parse(translation_script.flags(marian, bilingual, None, flag, "1"))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("launch", "processes"), ((["--num_processes", "2"], 1), (["--multi_gpu", "--num_processes", "2"], 2))

@@ -19,11 +19,11 @@ from translation_script import run as translate
 import run_glue
 import run_translation
 from collab_heads import CollabHeadsError
-from collab_heads.command.flags import parsing
 from collab_heads.errors import ArgumentError, OutputError
 from collab_heads.files.locks import WRITING
+from collab_heads.training.options import parser as flag_parser
 from collab_heads.training.runs.run import Run
-from collab_heads.training.storage.reservation import reserved
+from collab_heads.training.storage.output import reserved
 
 SHORT = ("--max_train_steps", 1, "--max_eval_samples", 5)
 OVERWRITE = "--overwrite_output_dir"
@@ -171,13 +171,13 @@ def test_a_disk_that_is_full(place, bert, files, tmp_path, monkeypatch):
 def test_every_flag_that_names_a_file_or_a_folder_is_guarded(script, monkeypatch):
     """Its type says so: what the flags of this type name is never overwritten."""
     parsers = []
-    monkeypatch.setattr(parsing.Parser, "parse_args", lambda self, argv=None: parsers.append(self) or 1 / 0)
+    monkeypatch.setattr(flag_parser.Parser, "parse_args", lambda self, argv=None: parsers.append(self) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         script.parse([])
     for action in parsers[0]._actions:
         names = action.metavar in ("FILE", "DIR") or "folder, or name" in (action.help or "")
-        assert (action.type is parsing.path) or not names, action.dest
-    guarded = {action.dest for action in parsers[0]._actions if action.type is parsing.path}
+        assert (action.type is flag_parser.path) or not names, action.dest
+    guarded = {action.dest for action in parsers[0]._actions if action.type is flag_parser.path}
     assert {"output_dir", "train_file", "validation_file", "test_file", "model_name_or_path"} < guarded
     assert {"tokenizer_name", "alive_heads", "rotation_schedule", "analyze_treebank"} < guarded
 

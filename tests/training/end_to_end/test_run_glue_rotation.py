@@ -11,8 +11,8 @@ from transformers import AutoModelForSequenceClassification
 from translation_script import as_json, differing, weights
 
 import tiny
-from collab_heads import CollabHeadsError, DynamicRotation, swap_heads
-from collab_heads.rotation.head_rows import Slot
+from collab_heads import CollabHeadsError, HeadRotation, rotate_heads
+from collab_heads.rotation.exchange import Slot
 from collab_heads.training.loop import fine_tune as loop
 from collab_heads.training.runs.classifier import Classifier
 from collab_heads.training.runs.head_steps import HeadSteps
@@ -38,7 +38,7 @@ def schedule(tmp_path):
 
 
 def test_heads_change_places_as_scheduled(schedule, bert, files, tmp_path, monkeypatch):
-    """The weights are, to the bit, those of a training whose loop calls swap_heads by hand; moments come along."""
+    """The weights are, to the bit, those of a training whose loop calls rotate_heads by hand; moments come along."""
     path, out = schedule({"2": [FIRST], "4": [FIRST, SECOND]}), tmp_path / "out"
     results = run(bert, files, out, *EPOCHS, "--rotation_schedule", path, "--checkpointing_steps", "epoch")
     done = [{"epoch": 2, "kind": "swap", "pairs": PAIRS[0]}, {"epoch": 4, "kind": "swap", "pairs": PAIRS[0] + PAIRS[1]}]
@@ -50,7 +50,7 @@ def test_heads_change_places_as_scheduled(schedule, bert, files, tmp_path, monke
     def by_hand(moments: bool):
         def before_epoch(model, epoch, optimizer):
             pairs = {2: PAIRS[0], 4: PAIRS[0] + PAIRS[1]}.get(epoch, [])
-            swap_heads(model, [[Slot(*end) for end in pair] for pair in pairs], optimizer if moments else None)
+            rotate_heads(model, [[Slot(*end) for end in pair] for pair in pairs], optimizer if moments else None)
 
         return lambda self, hooks: replace(hooks, before_epoch=before_epoch)
 
@@ -115,7 +115,7 @@ def test_heads_that_a_policy_chooses(policy, metric, bert, files, tmp_path, batc
     assert len(done[0]["pairs"]) == (2 if policy == "local" else 1)
     for entry in (done[0], done[2]):
         model = AutoModelForSequenceClassification.from_pretrained(out / f"epoch_0_{entry['epoch'] - 1}")
-        rotation = DynamicRotation(policy, metric, start=2, seed=42, exclude=[tiny.SPECIAL.index("[SEP]")])
+        rotation = HeadRotation(policy=policy, metric=metric, start=2, seed=42, exclude=[tiny.SPECIAL.index("[SEP]")])
         planned = rotation.plan(model, entry["epoch"], batches or None)
         assert [[[end.path, end.head] for end in pair] for pair in planned] == entry["pairs"]
     assert sum(len(batch["labels"]) for batch in batches) == 41

@@ -21,8 +21,8 @@ from translation_script import (
 )
 
 import run_translation
-from collab_heads import CollabHeadsError, HeadStatistics, head_statistics, swap_heads
-from collab_heads.rotation.head_rows import Slot
+from collab_heads import CollabHeadsError, HeadStatistics, head_statistics, rotate_heads
+from collab_heads.rotation.exchange import Slot
 from collab_heads.training.runs import analysis
 from collab_heads.training.runs.head_steps import HeadSteps
 
@@ -164,7 +164,7 @@ def test_disagreement_drives_heads_apart(marian, bilingual, tmp_path):
 
 
 def test_heads_change_places_as_scheduled(schedule, marian, bilingual, tmp_path, monkeypatch):
-    """In all three roles; the weights are those of a training whose loop calls swap_heads by hand."""
+    """In all three roles; the weights are those of a training whose loop calls rotate_heads by hand."""
     found = {"2": [exchange("enc-self", 0, 1), exchange("dec-enc", 2, 3)], "4": [exchange("dec-self", 0, 3)]}
     out = tmp_path / "out"
     more = (*EPOCHS, "--max_train_steps", 11)
@@ -178,7 +178,7 @@ def test_heads_change_places_as_scheduled(schedule, marian, bilingual, tmp_path,
 
     def before_epoch(model, epoch, optimizer):
         own = [tuple(Slot(*end) for end in pair) for pair in pairs.get(epoch, [])]
-        swap_heads(model, own, optimizer)
+        rotate_heads(model, own, optimizer)
 
     monkeypatch.setattr(HeadSteps, "add_to", lambda self, hooks: replace(hooks, before_epoch=before_epoch))
     run(marian, bilingual, tmp_path / "hand", *more)

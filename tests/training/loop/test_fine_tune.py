@@ -12,25 +12,22 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from collab_heads import HeadPenalty, get_adapter, swap_to_gated
 from collab_heads.base import progress
-from collab_heads.command.flags import heads
-from collab_heads.command.flags.arguments import add_output_arguments, add_training_arguments
-from collab_heads.command.flags.parsing import Parser
 from collab_heads.errors import ArgumentError, NonFiniteError
 from collab_heads.heads.gating import gated_sites
 from collab_heads.training.loop import fine_tune as loop
 from collab_heads.training.loop import training
-from collab_heads.training.loop.optimizer import optimizer_step, parameter_groups
-from collab_heads.training.loop.steps import TrainingSteps
+from collab_heads.training.loop.steps import TrainingSteps, optimizer_step, parameter_groups
 from collab_heads.training.loop.training import Hooks
+from collab_heads.training.options.heads import HEADS
+from collab_heads.training.options.parser import Parser
+from collab_heads.training.options.run import OUTPUT, training_flags
 
 FP32_SUM = 1e-6  # float32 gradients summed in another order; seen: 2e-7
 
 
 def arguments(*flags) -> Namespace:
-    parser = Parser(allow_abbrev=False)
-    add_training_arguments(parser)
-    heads.add_head_arguments(parser)
-    add_output_arguments(parser)
+    parser = Parser()
+    parser.add(*training_flags(), *HEADS, *OUTPUT)
     return parser.parse_args(["--cpu", *flags])
 
 

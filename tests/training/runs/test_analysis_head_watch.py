@@ -17,11 +17,12 @@ from translation_script import SCRATCH, as_json, differing, weights
 import run_glue
 import run_translation
 import tiny
-from collab_heads import DynamicRotation, get_adapter, head_statistics
+from collab_heads import get_adapter, head_statistics
 from collab_heads.base.extras import MissingPackageError
 from collab_heads.contract.registry import head_numbers
 from collab_heads.errors import ArgumentError, OutputError
 from collab_heads.heads.history import HeadHistory, rounded
+from collab_heads.rotation.head_rotation import HeadRotation
 from collab_heads.training.runs import analysis
 from collab_heads.training.runs.analysis import HeadWatch
 from collab_heads.training.runs.classifier import Classifier
@@ -314,6 +315,6 @@ def test_a_damaged_series_in_a_checkpoint():
 
 def test_metrics_that_are_watched():
     assert analysis.watched_metrics(None) == ["confidence"]
-    assert analysis.watched_metrics(DynamicRotation("hard", "l2")) == ["confidence", "output_distance"]
-    several = DynamicRotation({"enc-self": "soft", "dec-enc": "random"}, {"enc-self": "pairwise"})
+    assert analysis.watched_metrics(HeadRotation(policy="hard", metric="l2")) == ["confidence", "output_distance"]
+    several = HeadRotation(policy={"enc-self": "soft", "dec-enc": "random"}, metric={"enc-self": "pairwise"})
     assert analysis.watched_metrics(several) == ["confidence", "map_distance"]

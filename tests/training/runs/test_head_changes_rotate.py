@@ -5,9 +5,9 @@ import json
 import pytest
 from unchanged import assert_unchanged, snapshot
 
-from collab_heads import CollabHeadsError, DynamicRotation, HeadRotation
-from collab_heads.command.flags import rotating
+from collab_heads import CollabHeadsError, HeadRotation
 from collab_heads.errors import ArgumentError, DataError
+from collab_heads.training.options import heads
 from collab_heads.training.runs import head_changes
 from families import FAMILIES
 
@@ -19,8 +19,8 @@ def cycles(args) -> dict:
 
 def test_without_flags_nothing_rotates(parse):
     args = parse("")
-    rotating.check_rotation(args)
-    assert not rotating.wants_rotation(args)
+    heads.check_rotation(args)
+    assert not heads.wants_rotation(args)
     assert head_changes.rotation_of(args) is None
 
 
@@ -29,17 +29,16 @@ def test_numbers_for_all_roles(parse):
         "--rotate soft --rotation_metric l2 --rotation_count 2 --rotation_frequency 3 --rotation_rest 4 "
         "--rotation_start 5 --rotation_end 6 --seed 7"
     )
-    rotating.check_rotation(args)
-    assert rotating.wants_rotation(args)
+    heads.check_rotation(args)
+    assert heads.wants_rotation(args)
     rotation = head_changes.rotation_of(args)
-    assert isinstance(rotation, DynamicRotation)
     assert (rotation.policy, rotation.metric, rotation.seed) == ("soft", "l2", 7)
     assert cycles(args) == {"all": {"count": 2, "frequency": 3, "rest": 4, "start": 5, "end": 6}}
 
 
 def test_numbers_per_role(parse):
     args = parse("--rotate hard --rotation_count enc-self=2,dec-enc=3 --rotation_end enc-self=4,dec-enc=5")
-    rotating.check_rotation(args)
+    heads.check_rotation(args)
     assert args.rotation_count == {"enc-self": 2, "dec-enc": 3}
     assert json.loads(json.dumps(args.rotation_count)) == args.rotation_count  # as a checkpoint keeps it
     once = {"frequency": 1, "rest": 1, "start": 1}
@@ -51,7 +50,7 @@ def test_a_policy_and_a_metric_per_role(parse):
         "--rotate enc-self=soft,dec-enc=hard --rotation_metric enc-self=confidence,dec-enc=pairwise "
         "--rotation_layer_pairs enc-self=2 --rotation_count 2"
     )
-    rotating.check_rotation(args)
+    heads.check_rotation(args)
     found = head_changes.rotation_of(args).role_settings
     assert {role: (each.policy, each.metric, each.layer_pairs, each.count) for role, each in found.items()} == {
         "enc-self": ("soft", "confidence", 2, 2),
@@ -63,12 +62,12 @@ def test_a_policy_and_a_metric_per_role(parse):
 def test_what_is_left_out_is_as_in_the_library(parse):
     for policy in ("hard", "soft", "local", "random"):
         ours = head_changes.rotation_of(parse(f"--rotate {policy}"))
-        assert ours.settings() == DynamicRotation(policy, seed=42).settings()  # 42: the scripts' own seed
+        assert ours.settings() == HeadRotation(policy=policy, seed=42).settings()  # 42: the scripts' own seed
 
 
 def test_roles_that_rotate(parse):
     args = parse("--rotate random --rotation_sites dec-enc enc-self --rotation_start 2")
-    rotating.check_rotation(args)
+    heads.check_rotation(args)
     assert list(cycles(args)) == ["enc-self", "dec-enc"]
 
 
@@ -76,9 +75,8 @@ def test_a_schedule_is_read(parse, tmp_path):
     path = tmp_path / "rotation.json"
     path.write_text('{"3": [{"role": "enc-self", "layers": [0, 1], "heads": [0, 3]}]}')
     args = parse(f"--rotation_schedule {path}")
-    rotating.check_rotation(args)
+    heads.check_rotation(args)
     rotation = head_changes.rotation_of(args)
-    assert isinstance(rotation, HeadRotation)
     assert list(rotation.schedule) == [3]
 
 
@@ -105,7 +103,7 @@ def test_a_schedule_that_cannot_be_read(content, parse, tmp_path):
 )
 def test_settings_that_cannot_be(flags, message, parse):
     args = parse(f"--rotate hard {flags}")
-    rotating.check_rotation(args)
+    heads.check_rotation(args)
     with pytest.raises(ArgumentError, match=message):
         head_changes.rotation_of(args)
 

@@ -9,12 +9,12 @@ from model_sizes import EXACT, HEADS
 from unchanged import refused
 
 from collab_heads import SiteReport, SwapReport
-from collab_heads.command.flags.arguments import add_training_arguments
-from collab_heads.command.flags.collaborative import add_collaborative_arguments
-from collab_heads.command.flags.heads import add_alpha_arguments, add_head_arguments
-from collab_heads.command.flags.parsing import Parser
 from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
 from collab_heads.layers.query_key import is_swapped
+from collab_heads.training.options import heads
+from collab_heads.training.options.changes import COLLABORATIVE
+from collab_heads.training.options.parser import Parser
+from collab_heads.training.options.run import training_flags
 from collab_heads.training.runs import swap as swapping
 from collab_heads.training.runs.learner import check_flags_fit
 from families import FAMILIES
@@ -23,11 +23,8 @@ LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.
 
 
 def arguments(flags: str = "--collaborative") -> Namespace:
-    parser = Parser(allow_abbrev=False)
-    add_collaborative_arguments(parser)
-    add_head_arguments(parser)
-    add_alpha_arguments(parser)
-    add_training_arguments(parser)
+    parser = Parser()
+    parser.add(*COLLABORATIVE, *heads.HEADS, *heads.ALPHAS, *training_flags())
     args = parser.parse_args(flags.split())
     args.model_name_or_path = "here"
     return args

@@ -1,0 +1,321 @@
+"""The checks of the commands before long imports; the docstring of each is what its `--help` says."""
+
+import os
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from collab_heads.base.checks import check_choice, missing_folder
+from collab_heads.base.extras import check_extra
+from collab_heads.base.option_values import (
+    ALLOCATIONS,
+    CRITERION_WORDS,
+    EXPORT_TARGETS,
+    MEASURES,
+    MODEL_SHAPES,
+    PREFIX_KINDS,
+    REPORT_PARTS,
+    SITE_PARTS,
+)
+from collab_heads.errors import ArgumentError, DataError, LoadError, OutputError
+from collab_heads.files.folders import OLD, alone_in, beside
+from collab_heads.files.reading import check_file
+from collab_heads.training.options import tasks
+from collab_heads.training.options.run import check_flags
+
+MODULES = "modules.json"  # of sentence-transformers: lists the parts of a model and their folders
+
+
+def inspect(args: Namespace) -> None:
+    """Say what is in a model: its attention, module by module, with heads, widths, parameters and cache.
+
+        collab-heads inspect small
+        collab-heads inspect bert
+        collab-heads inspect
+
+    A folder or a name on the Hub is one model, whose weights are not loaded; the type of a model, such as bert, says
+    what works with its family; nothing says it of all.
+    """
+    if args.model is not None:
+        check_input(args)
+
+
+def compress(args: Namespace) -> None:
+    """Make the layers of a model smaller: from text alone, without labels.
+
+        collab-heads compress sentence-transformers/all-MiniLM-L6-v2 --data text.txt --plan
+        collab-heads compress Helsinki-NLP/opus-mt-de-en --data dev.de dev.en --budget 0.5 --output_dir small
+        collab-heads compress MODEL --data reviews.csv --column text --max_error 0.1 --output_dir small
+
+    `--plan` shows what every budget would cost in quality; `--distill_steps 300` brings back much of it. Text files
+    have a sentence a line; gzipped where the name ends in .gz. A translation model takes two, or one and its own
+    translations. The smaller model loads with `from_pretrained` as any model does, where collab_heads has been
+    imported.
+    """
+    check_choice("--of", args.of, MEASURES)
+    if args.shape is not None:
+        check_choice("--shape", args.shape, MODEL_SHAPES)
+    for part in args.parts or ():
+        check_choice("--parts", part, SITE_PARTS)
+    if args.budget is not None and args.max_error is not None:
+        raise ArgumentError("--budget and --max_error exclude each other: give one")
+    if args.budget is not None and args.budget > 1:
+        raise ArgumentError(f"budget {args.budget} must be a share of what the layers have now: above 0, at most 1")
+    if args.plan and (args.budget, args.max_error) != (None, None):
+        raise ArgumentError("--plan shows every budget: leave --budget and --max_error out, or leave --plan out")
+    if args.plan and args.distill_steps:
+        raise ArgumentError("--plan makes no model that --distill_steps could train: leave one out")
+    if args.distill_steps:
+        check_extra("train", "distillations", ("accelerate",))
+    if not args.plan and args.output_dir is None:
+        raise ArgumentError("--output_dir is missing: a new folder for the smaller model (or only look, with --plan)")
+    if args.output_dir is not None:
+        check_output_dir(Path(args.output_dir))
+    check_input(args)
+
+
+def swap(args: Namespace) -> None:
+    r"""Replace queries and keys by narrower or shared ones, and values by narrower ones, of widths that you give.
+
+        collab-heads swap sentence-transformers/all-MiniLM-L6-v2 --dim_shared_query_key 0.5 --data text.txt \
+            --output_dir out
+        collab-heads swap Helsinki-NLP/opus-mt-de-en --dim_shared_query_key enc-self=256,dec-enc=128 --output_dir out
+
+    With texts the replacement is fitted to what the layers see, which keeps far more of the quality than the weights
+    alone do. `collab-heads compress` finds the widths itself.
+    """
+    check_choice("--allocation", args.allocation, ALLOCATIONS)
+    if args.allocation == "balanced" and args.data is None:
+        raise ArgumentError("--allocation balanced needs --data")
+    check_new_model(args)
+    check_input(args)
+
+
+def prune(args: Namespace) -> None:
+    """Remove heads: fewer parameters, less work, a smaller cache.
+
+        collab-heads prune sentence-transformers/all-MiniLM-L6-v2 --target_heads 36 --data text.txt --output_dir out
+        collab-heads prune Helsinki-NLP/opus-mt-de-en --target_heads dec-enc=24 --data dev.de dev.en --output_dir out
+        collab-heads prune trained --output_dir out
+
+    The last line is for a model with gates: what is closed goes. `--target_heads` says how many heads stay; which ones,
+    `--head_selection`: reconstruction keeps those that the others can least stand in for, and needs no labels.
+    """
+    check_choice("--head_selection", args.head_selection, CRITERION_WORDS)
+    if args.target_heads is not None and args.alive_heads is not None:
+        raise ArgumentError("--target_heads and --alive_heads exclude each other: one of them says which heads stay")
+    if args.target_heads is not None and args.head_selection != "random" and args.data is None:
+        raise ArgumentError(f"--head_selection {args.head_selection} needs --data (or choose at random)")
+    if args.sites and not isinstance(args.target_heads, int):
+        raise ArgumentError("--sites goes with a total for --target_heads; the others name their own")
+    check_new_model(args)
+    check_files(args.alive_heads)
+    check_input(args)
+
+
+def trim(args: Namespace) -> None:
+    """Trim the vocabulary of a model to the tokens that texts use: the tokenizer, the embeddings and the output layer.
+
+        collab-heads trim sentence-transformers/all-MiniLM-L6-v2 --data text.txt --output_dir trimmed
+        collab-heads trim Helsinki-NLP/opus-mt-de-en --data dev.de dev.en --keep 0.9 --output_dir trimmed
+
+    Texts of kept tokens give what they gave before. Special tokens, characters and bytes stay, so that nothing becomes
+    unknown; other words become shorter pieces. What is written loads without this package, unless the model was
+    compressed.
+    """
+    check_new_model(args)
+    check_input(args)
+
+
+def export(args: Namespace) -> None:
+    """Write a model for the engine that serves it, run it there, and compare it with PyTorch.
+
+        collab-heads export small --to onnx --output_dir served
+        collab-heads export small --to onnx --int8 --output_dir served
+        collab-heads export translator --to ctranslate2 --int8 --output_dir served
+
+    onnx is for ONNX Runtime, openvino for OpenVINO, ctranslate2 for CTranslate2; transformers is a checkpoint that
+    loads without this package, where the configuration of the family can say what the model is.
+    """
+    check_choice("--to", args.to, EXPORT_TARGETS)
+    check_new_model(args)
+    check_input(args)
+
+
+def fold(args: Namespace) -> None:
+    """Make a stock model again, which loads without this package: gates and alphas go into the output projections.
+
+        collab-heads fold trained --output_dir out
+
+    Fewer heads, and narrower queries, keys and values, stay so where the configuration of the family can say it; other
+    removed heads come back as zeros. What no stock model can be is refused, and said why.
+    """
+    check_new_model(args)
+    check_input(args)
+
+
+def analyze(args: Namespace) -> None:
+    """Show the heads of a model.
+
+        collab-heads analyze sentence-transformers/all-MiniLM-L6-v2 --data text.txt --treebank dev.conllu
+        collab-heads analyze Helsinki-NLP/opus-mt-de-en --data dev.de.gz dev.en.gz --output_dir report
+
+    Text files have a sentence a line; gzipped where the name ends in .gz. A translation model takes two, or one and its
+    own translations. Labelled examples: `collab-heads glue --analyze`. Without matplotlib the page has no curves and
+    distributions, and there are no pictures beside it.
+    """
+    for part in args.parts or ():
+        check_choice("part", part, REPORT_PARTS)
+    for kind in args.prefixes or ():
+        check_choice("--prefixes", kind, PREFIX_KINDS)
+    for model in args.compare_with or ():
+        check_model_name(model)
+    if args.parts and "contributions" not in args.parts:
+        for name in ("prefixes", "compare_with"):
+            if getattr(args, name):
+                raise ArgumentError(f"--{name} is of contributions, which --parts does not name: add contributions")
+    check_output_dir(Path(args.output_dir))
+    check_files(args.treebank)
+    check_input(args)
+
+
+def check_training(args: Namespace, own: Callable[[Namespace], None]) -> None:
+    """Check the flags of a training against each other; `own` checks those of its data."""
+    if not check_demo(args):
+        own(args)
+        check_flags(args)
+
+
+def glue(args: Namespace) -> None:
+    r"""Fine-tune a Transformer on a GLUE task, or on classification files of your own, with collaborative attention.
+
+        collab-heads glue --model_name_or_path bert-base-uncased --task_name mrpc --collaborative \
+            --dim_shared_query_key 256 --swap between --output_dir out
+        collab-heads glue --demo
+
+    With several processes: `accelerate launch -m collab_heads glue ...`.
+    """
+    check_extra("train", "fine-tuning and translation")
+    check_training(args, tasks.check_glue)
+    if not args.demo:
+        check_files(args.train_file, args.validation_file, args.test_file)
+        if args.data_dir is not None and not os.path.isdir(args.data_dir):
+            raise DataError(f"--data_dir {args.data_dir} is no folder")
+
+
+def translate(args: Namespace) -> None:
+    r"""Train, compress and prune translation models: Marian, BART, mBART, M2M100, T5.
+
+        collab-heads translate --model_name_or_path Helsinki-NLP/opus-mt-de-en --train_file train.de train.en \
+            --validation_file dev.de dev.en --target_heads enc-self=12,dec-self=12,dec-enc=12 --output_dir out
+        collab-heads translate --demo
+
+    With several processes: `accelerate launch -m collab_heads translate ...`.
+    """
+    check_extra("train", "fine-tuning and translation")
+    check_training(args, tasks.check_translation)
+    if not args.demo:
+        check_files(
+            *(name for split in (args.train_file, args.validation_file, args.test_file) for name in split or ())
+        )
+
+
+def images(args: Namespace) -> None:
+    r"""Train, fine-tune, compress and prune classifiers of images: ViT, DeiT, DINOv2.
+
+        collab-heads images --model_name_or_path facebook/deit-small-patch16-224 --train_dir images/train \
+            --validation_dir images/validation --ignore_mismatched_sizes --collaborative --dim_shared_query_key 192 \
+            --swap between --output_dir out
+        collab-heads images --model_type deit --image_size 32 --patch_size 4 --train_dir images/train \
+            --validation_dir images/validation --collaborative --dim_shared_query_key 64
+        collab-heads images --demo
+
+    With several processes: `accelerate launch -m collab_heads images ...`.
+    """
+    check_extra("train", "training on images")
+    check_training(args, tasks.check_images)
+    if not args.demo:
+        tasks.check_folders(args)
+
+
+def check_demo(args: Namespace) -> bool:
+    """Return True if the demo is requested; no other flag has to be checked then."""
+    if args.demo and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ArgumentError("--demo is for one process: start it without `accelerate launch` or `torchrun`")
+    return bool(args.demo)
+
+
+def check_input(args: Namespace) -> None:
+    """Check, before long imports, that the model and the files of `--data` exist."""
+    check_model_name(args.model)
+    check_files(*(getattr(args, "data", None) or ()))
+
+
+def check_model_name(name: str) -> None:
+    """Raise LoadError for a path that does not exist or a folder without a model; other names may be on the Hub."""
+    folder = Path(name)
+    if os.path.isdir(folder):
+        check_folder(folder)
+    elif folder.is_absolute() or name.startswith((".", "~")) or len(folder.parts) > 2:
+        raise LoadError(f"{missing_folder(name)}: MODEL is a folder, or a name on the Hub")
+
+
+def check_files(*names: str | None) -> None:
+    """Raise DataError if a name is not that of an existing file; None is skipped."""
+    for name in names:
+        if name is not None:
+            check_file(name)
+
+
+def check_folder(folder: Path) -> None:
+    """Raise LoadError for a folder without a model, or one whose model is in a subfolder."""
+    if os.path.isfile(folder / "config.json"):
+        return
+    inner = folder / "0_Transformer"
+    if (folder / MODULES).is_file() and inner.is_dir():
+        raise LoadError(f"{folder} is of sentence-transformers: the model in it is {inner}, give that")
+    if (folder / "adapter_config.json").exists():
+        raise LoadError(f"{folder} holds an adapter of PEFT, no model: merge it into its model first, and save that")
+    raise LoadError(f"{folder} holds no model: it has no config.json")
+
+
+def check_output_dir(folder: Path) -> None:
+    """Check, before long work, that a folder can be created, or exists and is empty."""
+    if not folder.name:
+        raise OutputError(f"--output_dir {folder} has no name that another folder could take: give a new one")
+    try:
+        os.stat(beside(folder, OLD))  # the longest name that will be used
+    except (FileNotFoundError, NotADirectoryError):  # the latter is reported below
+        pass
+    except (OSError, ValueError) as error:  # ValueError: a null byte
+        reason = getattr(error, "strerror", None) or error
+        raise OutputError(f"--output_dir {folder!s:.80} cannot be made: {reason}: choose another") from error
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"--output_dir {folder} is a file")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise OutputError(f"--output_dir {folder} is in use: choose another, or move what is there")
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise OutputError(f"--output_dir {folder} cannot be made: {there} is no folder, or you may not write there")
+
+
+@contextmanager
+def reserving(args: Namespace) -> Iterator[None]:
+    """Keep other runs from the new folder of a command, from before its work to its end.
+
+    The commands that train reserve their folder themselves, which may be that of an earlier run.
+    """
+    if getattr(args, "output_dir", None) is None or hasattr(args, "overwrite_output_dir"):
+        yield
+        return
+    with alone_in(args.output_dir):
+        check_output_dir(Path(args.output_dir))
+        yield
+
+
+def check_new_model(args: Namespace) -> None:
+    """Check that `--output_dir` is given and free."""
+    if args.output_dir is None:
+        raise ArgumentError("--output_dir is missing: a new folder for the changed model")
+    check_output_dir(Path(args.output_dir))

@@ -1,0 +1,325 @@
+"""The commands and their flags; like `checks.py` and `training/options/` without imports that take long."""
+
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from inspect import getdoc
+
+from collab_heads.base.option_values import EXPORT_TARGETS, MEASURES, REPORT_PARTS, SITE_PARTS
+from collab_heads.command import checks
+from collab_heads.training.options import heads, tasks
+from collab_heads.training.options.changes import COLLABORATIVE, DISTILLATION, FIT, SHAPES, SWAP, WIDTHS
+from collab_heads.training.options.parser import Flag, Parser, count, count_from_1, flag, path, seed, utf8, width
+from collab_heads.training.options.run import OUTPUT, model_flags, training_flags
+from collab_heads.training.options.tasks import TABLE
+
+QUIET = flag("--quiet", "no progress bars; there are none where stderr is a file")
+JSON = flag("--json", "print one JSON document, and messages on stderr")
+ROW = "with a number, repeat that row of its table; ignores other flags"
+
+MODEL = flag("model MODEL", "folder, or name on the Hub, of the model")
+LOADING = flag("--trust_remote_code", "run Python code that comes with the model")
+PREFIX = flag("--source_prefix TEXT", "text before every input, as T5 wants it", utf8, "")
+SAMPLES = (
+    flag("--samples N", "sentences to fit to, drawn by the seed", count_from_1, 512),
+    flag("--seed N", "seed of everything that is random", seed, 0),
+)
+RUNNING = (
+    flag("--batch_size N", "sentences per batch", count_from_1, 32),
+    flag("--max_length N", "cut sentences to this many tokens (word pieces)", count_from_1, 128),
+    PREFIX,
+    flag("--device DEVICE", "where the model runs, such as cuda", default="cpu"),
+    LOADING,
+)
+
+
+def output(what: str = "the changed model", default: str | None = None) -> Flag:
+    return flag("--output_dir DIR", f"folder for {what}; must be new or empty", path, default)
+
+
+def data(why: str = "", *, required: bool = True) -> tuple[Flag, ...]:
+    """Return the flags of the input texts; `why` begins their help where they are not required."""
+    return (
+        flag(
+            "--data FILE...",
+            f"{why}text file with a sentence a line, or {TABLE}; for a translation model also the file of its "
+            "translations",
+            required=required,
+        ),
+        flag(
+            "--column NAME...",
+            "column of a table that holds the text, or two: text and translation, or pairs that a classifier reads",
+        ),
+        flag("--skip_bad_rows", "leave rows of a .tsv with too many or too few fields out"),
+    )
+
+
+def demo(on: str) -> Flag:
+    """Return the flag `--demo`; its value is the number of a row, True for all, or False."""
+    what = f"try everything on {on} with a small model"
+    return flag("--demo ROW", f"{what}; {ROW}", count_from_1, False, nargs="?", const=True)
+
+
+CHANGES = (
+    ("collaborative attention", COLLABORATIVE),
+    ("distillation", DISTILLATION),
+    ("heads", heads.HEADS),
+    ("mixing heads", heads.ALPHAS),
+    ("rotating heads", heads.ROTATION),
+    ("looking at heads", heads.ANALYSIS),
+)
+COMPRESS, TRIM = ("compression.compress", "compress"), ("vocabulary.trim", "trim_vocabulary")
+ANALYZE = ("analysis.analyze", "analyze_heads")
+Groups = Sequence[tuple[str | None, Sequence[Flag]]]
+
+
+def alone(*flags: Flag) -> Groups:
+    return ((None, flags),)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command.
+
+    Attributes:
+        summary: for the list of commands.
+        check: makes all checks that need no model; its docstring is the help.
+        groups: title of a group (None: no group) and its flags, in order.
+    """
+
+    summary: str
+    check: Callable[[Namespace], None]
+    groups: Groups
+
+    def parser(self, prog: str | None = None) -> Parser:
+        made = Parser(prog=prog, description=getdoc(self.check))
+        for title, flags in self.groups:
+            made.add(*flags, group=title)
+        return made
+
+
+COMMANDS = {
+    "inspect": Command(
+        "what is in a model: its attention, layer by layer, parameters, cache; what works with a family",
+        checks.inspect,
+        alone(
+            flag("model MODEL", "folder, or name on the Hub, of a model; or the type of a model", nargs="?"), LOADING
+        ),
+    ),
+    "compress": Command(
+        "make attention smaller where it costs least: heads, queries and keys, values",
+        checks.compress,
+        alone(
+            MODEL,
+            *data(),
+            output("the smaller model"),
+            flag("--plan", "only show what every budget would cost; the model stays as it is"),
+            flag(
+                "--budget SHARE",
+                "what is to be left of the layers, such as 0.5 (default, unless there is a --max_error)",
+                of=COMPRESS,
+            ),
+            flag(
+                "--max_error ERROR",
+                "instead of a budget: by how much the output may change, such as 0.1; the model becomes as "
+                "small as that allows",
+                of=COMPRESS,
+            ),
+            flag("--of WHAT", f"what the budget is of: {', '.join(MEASURES)}", of=COMPRESS),
+            flag(
+                "--kind KIND",
+                "per_head: every head has its own, narrower query and key; shared: all heads use one, which is "
+                "smallest, and slow",
+                of=COMPRESS,
+            ),
+            flag(
+                "--sites SITE",
+                "the sites that may change, by role (enc-self, dec-self, dec-enc; feed-forward: enc-ffn, "
+                "dec-ffn) or module path (default: all)",
+                of=COMPRESS,
+            ),
+            flag(
+                "--parts PART", f"what may become smaller, some of {', '.join(SITE_PARTS)} (default: all)", of=COMPRESS
+            ),
+            flag(
+                "--shape SHAPE",
+                "even: all feed-forward blocks of a stack keep the same number of neurons, or none; free: "
+                "every site has " + SHAPES,
+                of=COMPRESS,
+            ),
+            flag(
+                "--multiple_of N",
+                "what the widths of smaller layers are multiples of; 64 suits GPUs and four bits",
+                of=COMPRESS,
+            ),
+            flag("--refine_steps N", "gradient steps per layer that improve the fit", of=COMPRESS),
+            flag(
+                "--distill_steps N",
+                "training steps in which the smaller model learns to be like the original, on all of --data "
+                "and without labels; 300 bring back much of what was lost",
+                count,
+                0,
+            ),
+            *SAMPLES,
+            *RUNNING,
+        ),
+    ),
+    "swap": Command(
+        "narrower or shared queries and keys, narrower values, of widths that you give",
+        checks.swap,
+        alone(
+            MODEL,
+            *WIDTHS,
+            flag(
+                "--sites SITE",
+                "the attention to replace, by role (enc-self, dec-self, dec-enc) or module path (default: all)",
+                of=SWAP,
+            ),
+            *data("what the replacement is fitted to: ", required=False),
+            output(),
+            *FIT,
+            *SAMPLES,
+            *RUNNING,
+        ),
+    ),
+    "prune": Command(
+        "remove heads",
+        checks.prune,
+        alone(
+            MODEL,
+            heads.TARGET,
+            flag(
+                "--head_selection HOW",
+                "which heads stay: reconstruction, those that the others can least stand in for; gradient, by the "
+                "gradient of the loss (translation models and language models); random",
+                of=("heads.prune", "prune_heads"),
+                option="criterion",
+            ),
+            flag(
+                "--alive_heads FILE",
+                "instead, a JSON file that names the heads to keep: role -> for every layer a list of 0 and 1, or "
+                "module path -> such a list",
+                path,
+            ),
+            flag(
+                "--sites SITE...",
+                "where heads may be removed: roles (enc-self, dec-self, dec-enc) or module paths (default: everywhere)",
+            ),
+            flag("--no_repair", "do not fit the output projections so that the other heads make up"),
+            *data("what heads are measured on, and the others fitted to: ", required=False),
+            output(),
+            *SAMPLES,
+            *RUNNING,
+        ),
+    ),
+    "trim": Command(
+        "keep the tokens that texts use: a smaller vocabulary, embeddings and output layer",
+        checks.trim,
+        alone(
+            MODEL,
+            *data(),
+            output("the trimmed model"),
+            flag("--keep N", "tokens that stay, or their share of the vocabulary; default: all used", width, of=TRIM),
+            flag("--min_count N", "how often the texts must use a token", count_from_1, of=TRIM),
+            PREFIX,
+            LOADING,
+        ),
+    ),
+    "export": Command(
+        "for ONNX Runtime, OpenVINO, or plain transformers, compared with PyTorch there",
+        checks.export,
+        alone(
+            MODEL,
+            output("the exported model"),
+            flag("--to TARGET", f"one of {', '.join(EXPORT_TARGETS)}", of=("serving.export", "export")),
+            flag("--int8", "store weights of matrix products in eight bits (not for transformers)"),
+            LOADING,
+        ),
+    ),
+    "fold": Command(
+        "back to a stock model, which loads without this package, where that is possible",
+        checks.fold,
+        alone(MODEL, output(), LOADING),
+    ),
+    "analyze": Command(
+        "show what the heads of a model do",
+        checks.analyze,
+        alone(
+            MODEL,
+            *data(),
+            flag(
+                "--treebank FILE",
+                "CoNLL-U file in the input's language: the report also shows which heads follow its dependencies",
+            ),
+            output("the report", "head_report"),
+            flag(
+                "--parts PART",
+                f"parts of the report, some of {', '.join(REPORT_PARTS)} (default: all but {REPORT_PARTS[-1]})",
+                of=ANALYZE,
+            ),
+            flag(
+                "--prefixes KIND",
+                "what the decoder of a translation model has read when contributions are measured: reference, the "
+                "second text; own, what the model makes of the first; random, the translations of others (default: "
+                "reference)",
+                of=ANALYZE,
+            ),
+            flag(
+                "--compare_with MODEL",
+                "other models, or checkpoints of a training in order, to measure the contributions of beside this "
+                "one's",
+                of=ANALYZE,
+            ),
+            flag("--samples N", "use only the first N sentences (default: all)", count_from_1),
+            flag(
+                "--examples N",
+                "sentences, of typical lengths, whose attention is shown",
+                of=ANALYZE,
+                option="num_examples",
+            ),
+            flag("--all_heads", "print a row per head, below the summary"),
+            *RUNNING,
+        ),
+    ),
+    "glue": Command(
+        "fine-tune on GLUE or on tables of your own (run_glue.py)",
+        checks.glue,
+        (
+            (None, [demo("a generated task")]),
+            ("data", tasks.GLUE),
+            ("model", model_flags()),
+            *CHANGES,
+            ("training", training_flags(of_tasks=True)),
+            ("output", OUTPUT),
+        ),
+    ),
+    "translate": Command(
+        "train, compress and prune translation models (run_translation.py)",
+        checks.translate,
+        (
+            (None, [demo("a generated language")]),
+            ("data", tasks.PAIRS),
+            ("model", model_flags()),
+            (tasks.FROM_SCRATCH, tasks.TRANSLATION_SCRATCH),
+            *CHANGES,
+            (None, [heads.PREFIXES]),
+            ("training", training_flags()),
+            ("translation", tasks.TRANSLATION),
+            ("what training makes small", tasks.RISK),
+            ("output", OUTPUT),
+        ),
+    ),
+    "images": Command(
+        "train, compress and prune classifiers of images",
+        checks.images,
+        (
+            (None, [demo("handwritten digits")]),
+            ("data", tasks.IMAGES),
+            ("model", model_flags(of_images=True)),
+            (tasks.FROM_SCRATCH, tasks.IMAGE_SCRATCH),
+            *CHANGES,
+            ("training", training_flags()),
+            ("output", OUTPUT),
+        ),
+    ),
+}

@@ -1,1 +1,0 @@
-"""The flags of each command; light: see `collab_heads.base.command_start`."""

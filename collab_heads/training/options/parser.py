@@ -1,0 +1,369 @@
+"""Flags as data, the parser that reads them from the command line or a file, and the types of their values.
+
+A flag takes type and default from the signature of the function whose option it is, where there is one. The source of
+that function is parsed, which takes milliseconds; importing it would take seconds, because it imports torch.
+"""
+
+import argparse
+import ast
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+from collab_heads.base import option_values
+from collab_heads.base.checks import check_choice
+from collab_heads.base.extras import check_extra
+from collab_heads.base.option_values import ROLES
+from collab_heads.errors import ArgumentError, DataError
+from collab_heads.files.reading import parse_json, read_text
+
+PACKAGE = Path(__file__).parents[2]
+YAML = (".yaml", ".yml")
+MAX_COUNT, MAX_SEED, MAX_EPOCHS = 2**31 - 1, 2**32 - 2**16, 10_000
+AUTO = "auto"  # lets the task choose the number
+Parse = Callable[[str], Any]
+Value = TypeVar("Value")
+
+
+class Flag(NamedTuple):
+    """A flag: its name, with the two hyphens unless it is positional, and the arguments of argparse."""
+
+    name: str
+    settings: dict[str, Any]
+
+
+def flag(
+    spec: str,
+    help: str,
+    parse: Parse | None = None,
+    default: Any = None,
+    *,
+    of: tuple[str, str] | None = None,
+    option: str | None = None,
+    **settings: Any,
+) -> Flag:
+    """Declare a flag.
+
+    Args:
+        spec: "--name VALUE", "--name VALUE..." for several values, or "--name" for a switch.
+        help: what `--help` says; the default is added to it.
+        parse: reads the value; None for a text.
+        default: if the flag is not given.
+        of: module and function whose option this is; type, number of values and default are those of the signature.
+        option: name of that option, if it is not that of the flag.
+        settings: other arguments of `add_argument`.
+    """
+    name, _, metavar = spec.partition(" ")
+    made: dict[str, Any] = {"help": help}
+    if not metavar and name.startswith("-"):
+        return Flag(name, made | {"action": "store_true", "default": default or False} | settings)
+    several = metavar.endswith("...")
+    if of is not None:
+        found = options_of(*of)[option or name.removeprefix("--")]
+        several, parse = found.several, parse or found.parse
+        default = None if several else found.default
+    made |= {"metavar": metavar.removesuffix("..."), "default": default}
+    made |= {"nargs": "+"} if several else {}
+    made |= {"type": parse} if parse is not None else {}
+    return Flag(name, made | settings)
+
+
+class Option(NamedTuple):
+    """A parameter as its signature declares it; `several` means that the flag takes several texts."""
+
+    parse: Parse | None
+    several: bool
+    default: Any
+
+
+@cache
+def options_of(module: str, function: str) -> dict[str, Option]:
+    """Return the parameters that have defaults, by name, of a function of the package.
+
+    Args:
+        module: within the package, such as "compression.compress".
+        function: name of a top-level function, or of a class, for the parameters of its `__init__`.
+    """
+    source = (PACKAGE / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+    (found,) = [node for node in ast.parse(source).body if getattr(node, "name", None) == function]
+    if isinstance(found, ast.ClassDef):
+        (found,) = [node for node in found.body if getattr(node, "name", None) == "__init__"]
+    assert isinstance(found, ast.FunctionDef)
+    named = [*found.args.posonlyargs, *found.args.args]
+    defaults = [*[None] * (len(named) - len(found.args.defaults)), *found.args.defaults, *found.args.kw_defaults]
+    pairs = zip([*named, *found.args.kwonlyargs], defaults, strict=True)
+    return {each.arg: read_option(each, default) for each, default in pairs if default is not None}
+
+
+def read_option(parameter: ast.arg, default: ast.expr) -> Option:
+    annotation = ast.unparse(parameter.annotation) if parameter.annotation else ""
+    parsers: dict[str, Parse] = {"int": count, "float": positive}
+    parse = seed if parameter.arg == "seed" else parsers.get(annotation.removesuffix(" | None"))
+    value = getattr(option_values, default.id) if isinstance(default, ast.Name) else ast.literal_eval(default)
+    return Option(parse, "Iterable[" in annotation or "Sequence[" in annotation, value)
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """A help formatter that keeps the lines of the description and appends the default of every flag that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        default, text = action.default, action.help or ""
+        says_nothing = default is None or default is False or default in ("", argparse.SUPPRESS)
+        if says_nothing or not action.option_strings or "(default:" in text:
+            return text
+        return f"{text} (default: %(default)s)".strip()
+
+
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` that suggests the nearest flag for an unknown one; flags cannot be abbreviated."""
+
+    def __init__(self, *, allow_abbrev: bool = False, formatter_class: type[Help] = Help, **options: Any):
+        super().__init__(allow_abbrev=allow_abbrev, formatter_class=formatter_class, **options)
+
+    def add(self, *flags: Flag, group: str | None = None) -> None:
+        """Add flags, under the title of a group if there is one."""
+        target = self if group is None else self.add_argument_group(group)
+        for each in flags:
+            target.add_argument(each.name, **each.settings)
+
+    # argparse declares three overloads; this one signature takes all of their arguments
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """Parse as argparse does; a file of flags may come first, and later flags override it."""
+        args = list(sys.argv[1:] if args is None else args)
+        if args and not args[0].startswith("-") and args[0].lower().endswith((".json", *YAML)):
+            self.take_defaults(args.pop(0))
+        try:
+            parsed, unknown = self.parse_known_args(args, namespace)
+        except ArgumentError:  # a misspelt flag may be why another seems to be missing
+            self.check_known(each for each in args if each.startswith("--"))
+            raise
+        self.check_known(unknown)
+        return parsed
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help; argparse would pass over an error of the output."""
+        print(self.format_help(), end="", file=file, flush=True)
+
+    def check_known(self, flags: Iterable[str]) -> None:
+        """Raise ArgumentError for the first unknown flag, with the nearest one."""
+        for each in flags:
+            if not each.startswith("-"):
+                raise ArgumentError(f"unexpected argument {each!r}")
+            check_choice("flag", each.split("=")[0], self._option_string_actions)
+
+    def take_defaults(self, file: str) -> None:
+        """Read a file of flags; its values replace the defaults, and flags of the command line override them."""
+        known = {action.dest: action for action in self._actions if action.dest != "help"}
+        for name, value in read_flags(file).items():
+            check_choice(f"flag in {file}:", name, known)
+            action = known[name]
+            if value is None:
+                continue
+            try:
+                action.default = value_of(action, value)
+            except (argparse.ArgumentTypeError, TypeError, ValueError) as error:
+                raise ArgumentError(f"{file}: {name}: {error or repr(value)}") from error
+            action.required = False
+            if not action.option_strings:
+                action.nargs = "?"
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ArgumentError instead of printing the usage and exiting."""
+        raise ArgumentError(f"{message} (see --help)")
+
+
+def read_flags(file: str) -> dict[str, Any]:
+    """Read the flags of a JSON or YAML file: names, with or without the two hyphens, and values."""
+    try:
+        flags = (parse_yaml if file.lower().endswith(YAML) else parse_json)(read_text(file))
+    except DataError:
+        raise
+    except ValueError as error:
+        raise DataError(f"{file}: not a file of flags: {str(error).splitlines()[0]}") from error
+    if not isinstance(flags, dict):
+        raise DataError(f'{file}: a file of flags is one object, such as {{"seed": 1}}, not a {type(flags).__name__}')
+    return {str(name).removeprefix("--"): value for name, value in flags.items()}
+
+
+def parse_yaml(text: str) -> Any:
+    check_extra("yaml", "flags in YAML")
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error).replace("\n", " ")) from error
+
+
+def value_of(action: argparse.Action, value: Any) -> Any:
+    """Return the value that the command line would give for one from a file."""
+    if action.nargs == 0 and not isinstance(value, bool):
+        raise ValueError(f"{value!r} is not true or false")
+    if action.nargs == 0 or (action.nargs == "?" and value is True):
+        return value if action.nargs == 0 else action.const
+    parse = action.type if callable(action.type) else str
+    if action.nargs in ("+", "*"):
+        return [parse(as_argument(each)) for each in (value if isinstance(value, list) else [value])]
+    return parse(as_argument(value))
+
+
+def as_argument(value: Any) -> str:
+    """Format a value as it is written on the command line: {"enc-self": 32} as enc-self=32."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={as_argument(each)}" for name, each in value.items())
+    if isinstance(value, list) or value is None:
+        raise ValueError(f"{json.dumps(value)} is not one value")
+    if isinstance(value, bool):
+        raise ValueError(f'{json.dumps(value)} is no value for it (a word, such as "no", is written in quotes)')
+    return repr(value)
+
+
+class PathName(str):
+    """The name of a file or folder on the command line, or of a model or data set, which may be on the Hub."""
+
+
+def path(text: str) -> PathName:
+    """Parse the name of a file or folder; inputs named by flags of this type are never overwritten or deleted."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the name is empty (a shell variable that is not set?)")
+    if "\0" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} has a null byte in it")
+    return PathName(text)
+
+
+def input_paths(args: argparse.Namespace) -> list[str]:
+    """Return the files and folders that the run reads: the values of all `path` flags except the output folder."""
+    values = [value for name, value in vars(args).items() if name != "output_dir"]
+    flat = [each for value in values for each in (value if isinstance(value, list) else [value])]
+    return [each for each in flat if isinstance(each, PathName)]
+
+
+def stored_value(value: Any) -> Any:
+    """Return the value of a flag as JSON and checkpoints store it: paths become strings."""
+    if isinstance(value, list):
+        return [stored_value(each) for each in value]
+    return str(value) if isinstance(value, PathName) else value
+
+
+def width(text: str) -> int | float:
+    """Parse "128" as a width and "0.5" as a share."""
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+def interval(text: str) -> int | str:
+    """Parse a number of steps, or "epoch"."""
+    return text if text == "epoch" else count_from_1(text)
+
+
+def count(text: str, least: int = 0, most: int = MAX_COUNT) -> int:
+    """Parse a whole number from `least` to `most`."""
+    value = int(text)
+    if value < 0 <= least:
+        raise argparse.ArgumentTypeError(f"{text} is below 0")
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text} is too small: {least} or more")
+    if value > most:
+        raise argparse.ArgumentTypeError(f"{text} is too large: {most:,} at most")
+    return value
+
+
+def count_from_1(text: str) -> int:
+    """Parse a whole number from 1."""
+    return count(text, least=1)
+
+
+def seed(text: str) -> int:
+    """Parse a seed that every generator accepts, also after processes and phases have added their numbers to it."""
+    return count(text, most=MAX_SEED)
+
+
+def epochs(text: str) -> float:
+    """Parse a number of epochs, whole or not."""
+    if not_negative(text) > MAX_EPOCHS:
+        raise argparse.ArgumentTypeError(f"{text} is too large: {MAX_EPOCHS:,} at most; --max_train_steps takes more")
+    return float(text)
+
+
+def epochs_or_auto(text: str) -> float | str:
+    """Parse a number of epochs, or "auto"."""
+    return text if text == AUTO else epochs(text)
+
+
+def not_negative(text: str) -> float:
+    """Parse a finite number from 0."""
+    value = float(text)
+    if not (math.isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"{text} must be a finite number, 0 or more")
+    return value
+
+
+def positive(text: str) -> float:
+    """Parse a finite number above 0."""
+    if not_negative(text) == 0:
+        raise argparse.ArgumentTypeError("0 is too small")
+    return float(text)
+
+
+def below_1(text: str, said: str = "must be below 1") -> float:
+    """Parse a number from 0 to below 1."""
+    if not_negative(text) >= 1:
+        raise argparse.ArgumentTypeError(f"{text} {said}")
+    return float(text)
+
+
+def share_of_steps(text: str) -> float:
+    """Parse a share of the steps, below 1."""
+    return below_1(text, "is a share of the steps, below 1")
+
+
+# argparse quotes these names
+epochs_or_auto.__name__, share_of_steps.__name__ = f"number of epochs, or {AUTO}", "share"
+below_1.__name__ = "decay"
+
+
+def utf8(given: str) -> str:
+    """Parse a text for a tokenizer, which takes no bytes of other encodings than that of the terminal."""
+    try:
+        given.encode()
+    except UnicodeEncodeError as error:
+        raise argparse.ArgumentTypeError(f"{given!r:.80} is no text in UTF-8") from error
+    return given
+
+
+utf8.__name__ = "text"
+
+
+def per_role(
+    value: Callable[[str], Value], roles: Sequence[str] = ROLES, kind: str = "role", what: str = "number"
+) -> Callable[[str], Value | dict[str, Value]]:
+    """Return a parser for "18" and for "enc-self=4,dec-self=4", whose single values `value` parses.
+
+    Args:
+        value: parses one value.
+        roles: the names that may stand before "=".
+        kind: what these names are, for messages.
+        what: what the values are, for messages.
+    """
+
+    def parse(text: str) -> Value | dict[str, Value]:
+        if "=" not in text:
+            return value(text)
+        values: dict[str, Value] = {}
+        for part in text.split(","):
+            role, _, given = part.partition("=")
+            if role.strip() not in roles or role.strip() in values:
+                raise argparse.ArgumentTypeError(f"{part!r} is not one {kind}={what} of {', '.join(roles)}")
+            values[role.strip()] = value(given)
+        return values
+
+    parse.__name__ = f"{what}, or {kind}={what},"  # argparse quotes it
+    return parse

@@ -1,0 +1,266 @@
+"""collab-heads compress: what it writes, when it writes nothing, what it refuses before the model runs."""
+
+import json
+import subprocess
+import sys
+
+import commands
+import pytest
+import torch
+import translation_script
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertModel, MarianMTModel
+
+import tiny
+from collab_heads.collaborative.widths import HEAD_MULTIPLE
+from collab_heads.command import inputs, main, work
+from collab_heads.errors import ArgumentError, DataError, OutputError, UnsupportedModelError
+from collab_heads.files.folders import damage, digest
+
+QUICK = ("--refine_steps", "2")
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """Forty pairs of sentences of words that the tiny BERT knows."""
+    return str(tiny.write_csv(tmp_path_factory.mktemp("table") / "a.csv", tiny.rows(40, 0)))
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """The same number of single ones, in a text file."""
+    lines = [row["sentence1"] for row in tiny.rows(40, 1)]
+    return translation_script.write_lines(tmp_path_factory.mktemp("texts") / "a.txt", lines)
+
+
+def run(model, *argv):
+    return commands.run("compress", model, *argv)
+
+
+def files(folder):
+    return {path.relative_to(folder).as_posix(): digest(path) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_smaller_model_is_written_with_its_record(bert, texts, tmp_path, capsys):
+    before, out = files(bert), tmp_path / "deep" / "small"
+    report = run(bert, "--data", texts, "--budget", 0.4, "--output_dir", out, *QUICK)
+    said = capsys.readouterr().out
+    assert "predicted error" in said and str(report) in said and f"model: {out}" in said
+    model = BertModel.from_pretrained(out)
+    assert report.costs["parameters"].share <= 0.4
+    stock = BertModel.from_pretrained(bert)
+    saved = report.costs["parameters"].before - report.costs["parameters"].after
+    assert model.num_parameters() == stock.num_parameters() - saved == report.model_parameters_after
+    stored = sum(tensor.numel() for tensor in load_file(out / "model.safetensors").values())
+    assert stored == model.num_parameters()
+    record = json.loads((out / "compression.json").read_text())
+    assert record["model_parameters_after"] == stored and record["plan"]["of"] == "parameters"
+    assert str(report) in (out / "README.md").read_text()
+    assert (out / "compression.png").stat().st_size > 1000 and (out / "compression.svg").exists()
+    assert damage(out) is None and files(bert) == before and [each.name for each in out.parent.iterdir()] == ["small"]
+    inputs = AutoTokenizer.from_pretrained(out)("w1 w2 w3", return_tensors="pt")
+    with torch.no_grad():
+        moved = (model(**inputs)[0] - stock(**inputs)[0]).norm() / stock(**inputs)[0].norm()
+    assert 0 < moved < 1
+
+
+def test_head_and_dtype_stay_and_pairs_are_read_as_pairs(bert, table, tmp_path):
+    torch.manual_seed(0)
+    source, out = tmp_path / "source", tmp_path / "small"
+    AutoModelForSequenceClassification.from_pretrained(bert, dtype=torch.bfloat16).save_pretrained(source)
+    AutoTokenizer.from_pretrained(bert).save_pretrained(source)
+    report = run(source, "--data", table, "--column", "sentence1", "sentence2", "--output_dir", out, *QUICK)
+    assert report.budget == 0.5 and report.costs["parameters"].share <= 0.5
+    model = AutoModelForSequenceClassification.from_pretrained(out)
+    assert model.dtype == torch.bfloat16
+    stored, kept = load_file(out / "model.safetensors"), load_file(source / "model.safetensors")
+    assert torch.equal(stored["classifier.weight"], kept["classifier.weight"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sides", (1, 2))
+def test_a_translation_model(marian, tmp_path, sides):
+    data = translation_script.write_pairs(tmp_path, "dev", 16, 5)[:sides]
+    out = tmp_path / "small"
+    flags = ("--of", "cache", "--sites", "dec-self", "--max_length", "30")
+    report = run(marian, "--data", *data, "--budget", 0.6, *flags, "--output_dir", out, *QUICK)
+    assert {site.role for site in report.sites} == {"dec-self"} and report.of == "cache"
+    assert report.costs["cache"].share <= 0.6
+    model, tokenizer = MarianMTModel.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    assert model.num_parameters() == report.model_parameters_after
+    (line, *_) = open(data[0], encoding="utf-8").read().splitlines()
+    assert model.generate(**tokenizer(line, return_tensors="pt"), max_new_tokens=5).shape[1] > 1
+
+
+@pytest.mark.slow
+def test_an_error_instead_of_a_budget(bert, texts, tmp_path):
+    report = run(bert, "--data", texts, "--max_error", 0.06, "--output_dir", tmp_path / "small", *QUICK)
+    assert report.budget is None and 0 < report.measured_error <= 0.06
+    assert report.costs["parameters"].share < 1
+
+
+@pytest.mark.slow
+def test_a_smaller_model_learns_from_its_original(bert, texts, tmp_path):
+    plain = run(bert, "--data", texts, "--budget", 0.3, "--output_dir", tmp_path / "plain", *QUICK)
+    more = ("--distill_steps", 100, "--batch_size", 4)
+    same = run(bert, "--data", texts, "--budget", 0.3, "--output_dir", tmp_path / "distilled", *QUICK, *more)
+    assert same.model_parameters_after == plain.model_parameters_after
+    record = json.loads((tmp_path / "distilled" / "compression.json").read_text())["distilled"]
+    assert record["steps"] > 0 and record["after"]["output"] < record["before"]["output"]
+    assert json.loads((tmp_path / "plain" / "compression.json").read_text())["distilled"] is None
+    card = (tmp_path / "distilled" / "README.md").read_text()
+    assert str(same) in card and "hidden" in card.split(str(same))[1]
+    stock, ids = BertModel.from_pretrained(bert).eval(), torch.tensor([[2, 10, 20, 30, 3]])
+    with torch.no_grad():
+        plain, distilled = (
+            (BertModel.from_pretrained(tmp_path / name)(ids)[0] - stock(ids)[0]).norm()
+            for name in ("plain", "distilled")
+        )
+    assert distilled < plain
+
+
+def test_only_the_named_parts_get_smaller(bert, texts, tmp_path):
+    report = run(bert, "--data", texts, "--budget", 0.8, "--parts", "values", "--output_dir", tmp_path / "out", *QUICK)
+    for part in ("heads", "query_key"):
+        assert all(before == after for before, after in (site.sizes[part] for site in report.sites))
+
+
+def test_a_plan_changes_and_writes_nothing_but_itself(bert, texts, tmp_path, monkeypatch, capsys):
+    before = files(bert)
+    monkeypatch.chdir(tmp_path)
+    made = run(bert, "--data", texts, "--plan")
+    assert str(made) in capsys.readouterr().out and list(tmp_path.iterdir()) == []
+    run(bert, "--data", texts, "--plan", "--output_dir", "seen")
+    assert sorted(files(tmp_path / "seen")) == ["manifest.json", "plan.json", "plan.png", "plan.svg"]
+    assert json.loads((tmp_path / "seen" / "plan.json").read_text())["curve"][-1][0] == pytest.approx(1)
+    monkeypatch.setattr(work, "missing", lambda extra: ["matplotlib"])
+    run(bert, "--data", texts, "--plan", "--output_dir", "without")
+    assert sorted(files(tmp_path / "without")) == ["manifest.json", "plan.json"]
+    assert files(bert) == before
+
+
+@pytest.mark.parametrize("problem", (OSError(28, "No space left on device"), KeyboardInterrupt()))
+def test_what_is_stopped_while_it_writes_leaves_nothing(bert, texts, tmp_path, monkeypatch, problem):
+    def stop(*args):
+        raise problem
+
+    out = tmp_path / "small"
+    monkeypatch.setattr(work, "save_figure", stop)  # the model has been written by then
+    with pytest.raises((OutputError, KeyboardInterrupt)):
+        run(bert, "--data", texts, "--output_dir", out, *QUICK)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sentences_are_drawn_by_the_seed(bert, texts, tmp_path):
+    lines = {"source": [str(i) for i in range(100)], "target": [str(-i) for i in range(100)]}
+    one, same, other = (inputs.drawn(lines, 10, seed) for seed in (0, 0, 1))
+    assert one == same != other and len(one["source"]) == 10
+    assert one["target"] == [str(-int(line)) for line in one["source"]]
+    assert list(map(int, one["source"])) == sorted(map(int, one["source"])) != list(range(10))
+    assert inputs.drawn(lines, 200, 0) == lines
+    with pytest.raises(DataError, match="7 sentences, and one of 8 is kept"):
+        run(bert, "--data", texts, "--samples", 7, "--plan")
+
+
+def test_the_other_parts_of_a_sentence_transformer_come_along(bert, texts, tmp_path):
+    source, out = tmp_path / "source", tmp_path / "small"
+    (source / "1_Pooling").mkdir(parents=True)
+    for path in bert.iterdir():
+        (source / path.name).write_bytes(path.read_bytes())
+    (source / "1_Pooling" / "config.json").write_text('{"word_embedding_dimension": 32}')
+    (source / "modules.json").write_text('[{"path": ""}, {"path": "1_Pooling"}]')
+    run(source, "--data", texts, "--output_dir", out, *QUICK)
+    assert (out / "1_Pooling" / "config.json").read_text() == '{"word_embedding_dimension": 32}'
+    assert (out / "modules.json").read_bytes() == (source / "modules.json").read_bytes()
+    config = json.loads((out / "config.json").read_text())
+    assert config["collab_heads"] and damage(out) is None
+
+
+def refused(tmp_path, bert, texts):
+    """Flags, the error, a part of its words."""
+    used, empty = tmp_path / "used", translation_script.write_lines(tmp_path / "empty", [])
+    used.mkdir()
+    (used / "mine").write_text("")
+    few, out = translation_script.write_lines(tmp_path / "few", ["w1 w2"] * 7), tmp_path / "out"
+    return (
+        ([texts, "--output_dir", out, "--budget", "1.5"], ArgumentError, "budget 1.5 must be a share"),
+        ([texts, "--output_dir", out, "--budget", "0"], ArgumentError, "--budget: 0 is too small"),
+        ([texts, "--output_dir", out, "--budget", "0.5", "--max_error", "0.1"], ArgumentError, "exclude each other"),
+        ([texts, "--plan", "--budget", "0.5"], ArgumentError, "--plan shows every budget: leave --budget"),
+        ([texts], ArgumentError, "--output_dir is missing: a new folder"),
+        ([texts, "--output_dir", used], OutputError, "used is in use: choose another, or move"),
+        ([texts, "--output_dir", bert], OutputError, "is in use: choose another"),
+        ([texts, "--output_dir", empty], OutputError, "empty is a file"),
+        ([texts, "--output_dir", f"{empty}/small"], OutputError, "cannot be made: .*empty is no folder"),
+        ([texts, "--output_dir", out, "--of", "size"], ArgumentError, "unknown --of 'size'"),
+        ([texts, "--output_dir", out, "--kind", "none"], ArgumentError, "'none'"),
+        ([texts, "--output_dir", out, "--parts", "head"], ArgumentError, "unknown --parts 'head'"),
+        ([texts, "--plan", "--distill_steps", "5"], ArgumentError, "--plan makes no model that --distill_steps"),
+        ([texts, "--output_dir", out, "--sites", "decoder"], ArgumentError, "'decoder'"),
+        ([texts, texts, "--output_dir", out], ArgumentError, "takes one: it does not translate"),
+        ([empty, "--output_dir", out], DataError, "empty is empty"),
+        ([few, "--output_dir", out], DataError, "few: 7 sentences, and one of 8 is kept to measure on: give more"),
+        ([texts, "--output_dir", out, "--max_length", "2"], ArgumentError, "--max_length: 2 tokens leave no room"),
+        ([texts, "--output_dir", out, "--budgets", "0.5"], ArgumentError, "did you mean '--budget'"),
+    )
+
+
+def test_what_is_refused_before_the_model_runs(bert, texts, tmp_path, monkeypatch):
+    monkeypatch.setattr(BertModel, "forward", None)
+    cases = refused(tmp_path, bert, texts)
+    before = files(tmp_path)
+    for argv, error, said in cases:
+        with pytest.raises(error, match=said):
+            run(bert, "--data", *argv)
+    assert files(tmp_path) == before
+
+
+def test_a_budget_below_the_least_is_refused_with_the_least_after_the_plan_was_shown(bert, texts, tmp_path, capsys):
+    with pytest.raises(ArgumentError, match=r"budget 0.01 of parameters is below 0\.\d+, which"):
+        run(bert, "--data", texts, "--budget", 0.01, "--parts", "values", "--output_dir", tmp_path / "out")
+    assert "the smallest is 0." in capsys.readouterr().out and list(tmp_path.iterdir()) == []
+
+
+def test_models_that_are_not_supported_are_refused_in_one_line(bert, texts, tmp_path, capsys):
+    gpt, unknown = tmp_path / "gpt", tmp_path / "unknown"
+    gpt.mkdir()
+    (gpt / "config.json").write_text(json.dumps({"model_type": "gpt_neo", "hidden_size": 8, "num_heads": 2}))
+    for folder in (gpt, tmp_path / "nothing"):
+        argv = ["compress", str(folder), "--data", texts, "--output_dir", str(tmp_path / "out")]
+        assert main.main(argv) == 1
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert said.startswith("collab-heads: ") and folder.name in said
+    model = BertModel.from_pretrained(bert)
+    model.save_pretrained(unknown)
+    config = json.loads((unknown / "config.json").read_text())
+    (unknown / "config.json").write_text(json.dumps({**config, "architectures": ["BertForMyTask"]}))
+    AutoTokenizer.from_pretrained(bert).save_pretrained(unknown)
+    with pytest.raises(UnsupportedModelError, match="is a BertForMyTask, which transformers lacks, and would lose"):
+        run(unknown, "--data", texts, "--output_dir", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+LOADS = """
+import sys, collab_heads
+from transformers import AutoModel
+model = AutoModel.from_pretrained(sys.argv[1])
+print(model.num_parameters(), model.encoder.layer[0].attention.self.value.weight.shape[0])
+"""
+
+
+@pytest.mark.slow
+def test_as_a_command_and_loaded_in_a_fresh_process(bert, texts, tmp_path):
+    out = tmp_path / "small"
+    command = [sys.executable, "-m", "collab_heads", "compress", str(bert), "--data", texts, "--budget", "0.3", *QUICK]
+    subprocess.run([*command, "--output_dir", str(out)], check=True, cwd=tmp_path)
+    report = json.loads((out / "compression.json").read_text())
+    done = subprocess.run([sys.executable, "-c", LOADS, str(out)], capture_output=True, text=True, check=True)
+    number, width = map(int, done.stdout.split())
+    cost = report["costs"]["parameters"]
+    assert number == report["model_parameters_after"] and cost["after"] <= 0.3 * cost["before"]
+    assert width == report["sites"][0]["value_after"] and width % HEAD_MULTIPLE == 0
+    again = subprocess.run([*command, "--output_dir", str(out)], capture_output=True, text=True, check=False)
+    assert (
+        again.returncode == 1
+        and again.stderr == f"collab-heads: --output_dir {out} is in use: choose another, or move what is there\n"
+    )
