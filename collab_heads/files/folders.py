@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TypeVar
 
 from collab_heads.errors import OutputError
 from collab_heads.files.atomic import sync, write_json, writing
@@ -26,12 +27,11 @@ OLD, DELETED, KEPT = ".replaced", ".deleted", ".kept"
 CHUNK = 1 << 20
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
-def write_folder(
-    folder: Path, fill: Callable[[Path], object], size: int | None = None, *, only_new: bool = False
-) -> None:
-    """Write a folder; one that exists stays whole until the new one is complete.
+def write_folder(folder: Path, fill: Callable[[Path], T], size: int | None = None, *, only_new: bool = False) -> T:
+    """Write a folder, and return what `fill` returns; one that exists stays whole until the new one is complete.
 
     Args:
         folder: its final path.
@@ -48,8 +48,9 @@ def write_folder(
     with unharmed(folder, size):
         if only_new:
             check_new(folder)
-        fill(begin(folder))
+        found = fill(begin(folder))
         commit(folder)
+    return found
 
 
 @contextmanager

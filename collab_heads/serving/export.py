@@ -184,26 +184,24 @@ def export(
     target.check(model, int8)
     check_new(folder)
     given = [example_inputs(model)] if batches is None else [without_labels(batch) for batch in each_batch(batches)]
-    found = dict[str, Any]()
 
-    def fill(place: Path) -> None:
+    def fill(place: Path) -> ExportReport:
         with progress_bar(desc="writing", total=1):
             example = padded(model, two_rows(given[0]))
-            found["notes"] = target.write(model, place, example, tokenizer=tokenizer, int8=int8)
+            notes = target.write(model, place, example, tokenizer=tokenizer, int8=int8)
             if tokenizer is not None:
                 tokenizer.save_pretrained(place)
         with naming_outputs(model):
-            found["comparison"] = target.compare(model, place, given, tokenizer)
+            compared = target.compare(model, place, given, tokenizer)
         tolerance = max(target.tolerance, ROUNDINGS * coarsest(model))
-        check_difference(found["comparison"], to, target.int8_tolerance if int8 else tolerance)
-        found["bytes"] = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
+        check_difference(compared, to, target.int8_tolerance if int8 else tolerance)
+        size = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
+        return ExportReport(str(folder), to, int8, size / 1e6, *compared, notes=notes)
 
     with evaluating(model), keeping_threads():
         with naming_outputs(model):
             check_examples(model, given)
-        write_folder(folder, fill, sum(parameter.nbytes for parameter in model.parameters()), only_new=True)
-    compared: Comparison = found["comparison"]
-    return ExportReport(str(folder), to, int8, found["bytes"] / 1e6, *compared, notes=found["notes"])
+        return write_folder(folder, fill, sum(parameter.nbytes for parameter in model.parameters()), only_new=True)
 
 
 def coarsest(model: PreTrainedModel) -> float:

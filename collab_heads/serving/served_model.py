@@ -18,9 +18,8 @@ from collab_heads.base.checks import check_count
 from collab_heads.base.extras import MissingPackageError, is_installed
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.attention import CACHE
-from collab_heads.serving.exported_folder import CONFIG, DECODER, ENCODER, SINGLE, read_exported
-from collab_heads.serving.graph_files import naming
-from collab_heads.serving.served_inputs import taken
+from collab_heads.serving.exported_folder import CONFIG, DECODER, ENCODER, SINGLE, naming, read_exported
+from collab_heads.serving.graph_interface import taken
 
 
 class CrossAttentionEncoder(nn.Module):
