@@ -153,14 +153,14 @@ def ending(out: Path) -> dict:
 
 
 def wrong_after_kill(scenario: Scenario, out: Path) -> list[str]:
-    """Return what is wrong after a kill: models that load but are no complete save, and lost files of the user."""
+    """Return what is wrong after a kill: models that load but are not complete save, and lost files of the user."""
     wrong = [f"{name} is not what it was" for name in MINE if f"mine: {name}" not in read_all(out, name)]
     for config in out.rglob("config.json"):
         folder = config.parent
         if folder.name.endswith((".partial", ".replaced", ".deleted", ".staged")):
             continue  # no one loads these
         if not (folder / "model.safetensors").exists() or identity(folder) not in scenario.saves:
-            wrong.append(f"{folder.name} loads, and is no complete save")
+            wrong.append(f"{folder.name} loads, and is not a complete save")
         if folder != out and (problem := damage(folder)):
             wrong.append(f"{folder.name}: {problem}")
     return wrong

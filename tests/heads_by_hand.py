@@ -37,7 +37,7 @@ PAD, EOS, LENGTHS, STEPS = {"t5": 0, "mt5": 0}, 2, (9, 5, 7), (6, 3, 5)
 
 
 def mix(model) -> None:
-    """Alphas that are no identity."""
+    """Alphas that differ from the identity."""
     collab_heads.swap_to_alpha(model)
     generator = torch.Generator().manual_seed(11)
     for name, parameter in model.named_parameters():

@@ -19,7 +19,7 @@ class Terminal(io.StringIO):
 
     @property
     def frames(self) -> list[str]:
-        """Everything drawn, in turn; a bar that is removed is no frame."""
+        """Everything drawn, in turn; a bar that is removed is not a frame."""
         return [frame.strip() for frame in re.split(r"[\r\n]", self.getvalue()) if frame.strip()]
 
     @property

@@ -637,7 +637,7 @@ def test_compiles_to_one_graph(name, origin):
     torch.testing.assert_close(output(compiled, inputs), expected, rtol=0, atol=FP32_NOISE)
     torch._dynamo.reset()
     if hasattr(model, "freeze_feature_encoder"):
-        model.freeze_feature_encoder()  # as for fine-tuning: a stock wav2vec2 is no one graph in training otherwise
+        model.freeze_feature_encoder()  # as for fine-tuning: else a stock wav2vec2 is more than one graph
     loss(torch.compile(model.train(), fullgraph=True, backend="aot_eager"), inputs).backward()
     for projection in output_projections(model).values():
         if isinstance(projection, HeadOutputProjection):

@@ -19,7 +19,7 @@ def tracked() -> list[Path]:
     """The files of the repository; without git, those of a source distribution."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
     if listed.returncode:
-        pytest.skip("this is no git checkout")
+        pytest.skip("this is not a git checkout")
     return [path for name in listed.stdout.decode().split("\0")[:-1] if (path := ROOT / name).is_file()]
 
 

@@ -11,7 +11,7 @@ def contents(folder):
 
 
 def texts(folder):
-    """Relative path -> text, of every file that is no manifest."""
+    """Relative path -> text, of every file that is not a manifest."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json"]
     return {path.relative_to(folder).as_posix(): path.read_text() for path in files}
 

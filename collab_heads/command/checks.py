@@ -35,7 +35,7 @@ def inspect(args: Namespace) -> None:
         collab-heads inspect
 
     A folder or a name on the Hub is one model, whose weights are not loaded; the type of a model, such as bert, says
-    what works with its family; nothing says it of all.
+    what works with its family; without MODEL, what works with each family.
     """
     if args.model is not None:
         check_input(args)
@@ -201,7 +201,7 @@ def glue(args: Namespace) -> None:
     if not args.demo:
         check_files(args.train_file, args.validation_file, args.test_file)
         if args.data_dir is not None and not os.path.isdir(args.data_dir):
-            raise DataError(f"--data_dir {args.data_dir} is no folder")
+            raise DataError(f"--data_dir {args.data_dir} is not a folder")
 
 
 def translate(args: Namespace) -> None:
@@ -297,7 +297,7 @@ def check_output_dir(folder: Path) -> None:
         raise OutputError(f"--output_dir {folder} is in use: choose another, or move what is there")
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
-        raise OutputError(f"--output_dir {folder} cannot be made: {there} is no folder, or you may not write there")
+        raise OutputError(f"--output_dir {folder} cannot be made: {there} is not a folder, or you may not write there")
 
 
 @contextmanager

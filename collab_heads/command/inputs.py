@@ -102,7 +102,9 @@ def read_data(args: Namespace) -> Pairs:
     if any(is_table(path) for path in paths):
         sides: Sequence[list[str]] = read_columns(args, paths)
     elif args.column:
-        raise ArgumentError(f"--column {args.column[0]}: {where} has no columns, it is no table ({', '.join(TABLES)})")
+        raise ArgumentError(
+            f"--column {args.column[0]}: {where} has no columns, it is not a table ({', '.join(TABLES)})"
+        )
     else:
         sides = read_two(*paths) if len(paths) == 2 else [read_lines(paths[0])]
     if len(sides) == 2:

@@ -101,7 +101,7 @@ def tell(message: str) -> None:
 
 def discard_output() -> None:
     """Send what is still buffered for stdout nowhere, so that Python does not try again when it ends."""
-    with suppress(OSError, ValueError):  # ValueError: stdout is no file
+    with suppress(OSError, ValueError):  # ValueError: stdout is not a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

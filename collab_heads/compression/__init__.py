@@ -1,1 +1,1 @@
-"""Compress attention under one budget and without labels: heads, query/key widths and value widths."""
+"""Compress layers under one budget and without labels: heads, widths of queries, keys and values, and neurons."""

@@ -149,7 +149,7 @@ class CompressionPlan:
             budget: a share of `whole`.
 
         Raises:
-            ArgumentError: if the budget is no share, or below that of the fewest heads and the smallest widths.
+            ArgumentError: if the budget is not a share, or below that of the fewest heads and the smallest widths.
         """
         if check_budget(budget) < self.least:
             raise ArgumentError(
@@ -308,7 +308,7 @@ def largest(near: float, fits: Callable[[float], bool]) -> float:
 
 
 def check_budget(budget: float) -> float:
-    """Return a budget, or raise ArgumentError if it is no share."""
+    """Return a budget, or raise ArgumentError if it is not a share."""
     if not is_number(budget) or not 0 < budget <= 1:
         raise ArgumentError(f"budget {budget!r} must be a share of what the layers have now: above 0, at most 1")
     return budget

@@ -66,7 +66,7 @@ class SiteErrors:
     def example(self, part: SitePart, error: float) -> Choice | None:
         """Return the choice of one part with the squared error nearest to `error`; None if the part cannot change.
 
-        Size 0 is no example: the output of a model without a site says little about small errors of the site.
+        Size 0 is not an example: the output of a model without a site says little about small errors of the site.
         """
         squares = {size: square for size, square in self.errors.get(part, {}).items() if size and square > 0}
         if not squares:
@@ -174,7 +174,7 @@ def measure_model(
 
 
 def warn_of_other_widths(shapes: Mapping[str, Shape], multiple_of: int) -> None:
-    """Warn of sites that have widths now which are no multiples: what stays of them keeps its width."""
+    """Warn of sites that have widths now which are not multiples: what stays of them keeps its width."""
     others = {path: [n for n in shape.geometry.inner_widths if n % multiple_of] for path, shape in shapes.items()}
     if found := [f"{path} ({', '.join(map(str, dict.fromkeys(n)))})" for path, n in others.items() if n]:
         logger.warning(
@@ -292,7 +292,7 @@ def hold_out(batches: Iterable[Mapping]) -> tuple[list[Mapping], list[Mapping]]:
         Both as batches. A single example, or a single batch that cannot be divided, is in both.
 
     Raises:
-        CalibrationError: if there are no batches, or they are no dicts.
+        CalibrationError: if there are no batches, or they are not dicts.
     """
     fitted: list[Mapping] = []
     held: list[Mapping] = []

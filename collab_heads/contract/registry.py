@@ -21,8 +21,8 @@ def register(adapter: type[AttentionAdapter]) -> type[AttentionAdapter]:
         adapter: the class; it is made once, without arguments.
 
     Raises:
-        ArgumentError: if it is no subclass of AttentionAdapter, cannot be made without arguments, or its `model_types`
-            are not strings.
+        ArgumentError: if it is not a subclass of AttentionAdapter, cannot be made without arguments, or its
+            `model_types` are not strings.
     """
     if not (isinstance(adapter, type) and issubclass(adapter, AttentionAdapter)):
         raise ArgumentError(f"what is registered must be a class of AttentionAdapter, not {adapter!r:.80}")

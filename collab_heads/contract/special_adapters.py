@@ -124,6 +124,6 @@ class NormedRotaryAdapter(RotaryAdapter):
         "collaborative": "rotary positions come between its projections and the score, so heads cannot share one "
         "query/key projection; narrower values (dim_value=), fewer heads and compress() work",
         "per_head": "its queries and keys are normed per head, over all dimensions of a head: without some of them the "
-        "norm of the others would be another for every token; narrower values (dim_value=), fewer heads and compress() "
+        "others would be normed otherwise for every token; narrower values (dim_value=), fewer heads and compress() "
         "work",
     }

@@ -111,7 +111,7 @@ def decode(path: Path, content: bytes) -> Image.Image:
             image: Image.Image = Image.open(io.BytesIO(content))
             image.load()
     except UnidentifiedImageError as error:
-        raise DataError(f"{path} is no image, or of a type that cannot be read ({len(content):,} bytes)") from error
+        raise DataError(f"{path} is not an image, or of a type that cannot be read ({len(content):,} bytes)") from error
     except Exception as error:  # each image format raises its own errors on damaged files
         raise DataError(f"{path} is a broken image: {error}") from error
     if image.mode.startswith(DEEP):

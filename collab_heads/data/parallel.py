@@ -98,7 +98,7 @@ def read_lines(path: Path) -> list[str]:
     for number, line in enumerate(lines, 1):
         check_field(f"{path}, line {number}", None, line)
         if "\0" in line:  # valid UTF-8, but no text file has them
-            raise DataError(f"{path}, line {number}: a null byte, so it is no text file: give one, in UTF-8")
+            raise DataError(f"{path}, line {number}: a null byte, so it is not a text file: give one, in UTF-8")
     return lines
 
 

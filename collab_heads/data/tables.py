@@ -138,7 +138,7 @@ def read_parquet(path: Path) -> list[Row]:
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{path} is no Parquet file, or damaged: {error!s:.200}") from error
+        raise DataError(f"{path} is not a Parquet file, or damaged: {error!s:.200}") from error
     return not_empty(path, rows)
 
 

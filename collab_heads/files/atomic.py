@@ -93,7 +93,7 @@ def writing(path: Path, size: int | None = None) -> Iterator[None]:
 
 
 def why_not_written(error: Exception) -> str | None:
-    """Return the reason in plain words; None for an error that is no failure to write."""
+    """Return the reason in plain words; None for an error that is not a failure to write."""
     of_rust = RUST_FAILED.search(str(error))
     number = int(of_rust[1]) if of_rust else getattr(error, "errno", None)
     if number in FULL or OF_FULL.search(str(error)):

@@ -55,7 +55,7 @@ def read_progress(folder: Path, check: Callable[[Any], None] | None = None) -> d
         check: raises ValueError, with the reason, on what cannot be a progress of this kind of run.
 
     Raises:
-        OutputError: if the folder is no finished checkpoint, or is of another format.
+        OutputError: if the folder is not a finished checkpoint, or is of another format.
     """
     if folder.name.endswith((PARTIAL, OLD, DELETED)):
         raise OutputError(f"{folder} was not finished: the run ended while writing it, or deleting it")

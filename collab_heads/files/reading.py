@@ -85,7 +85,7 @@ def read_bytes(path: str | Path) -> bytes:
         return bytes(data)
     except UNPACKING as error:
         kind = "zip" if path.suffix == ".zip" else "gzip"
-        raise DataError(f"{path} is no {kind} file, or damaged: {error}") from error
+        raise DataError(f"{path} is not a {kind} file, or damaged: {error}") from error
     except DataError:
         raise
     except OSError as error:
@@ -131,7 +131,7 @@ def unpacked_name(path: str | Path) -> str:
         with zipfile.ZipFile(path) as archive:
             return name_in_zip(archive, path)
     except (*UNPACKING, OSError) as error:
-        raise DataError(f"{path} is no zip file, or damaged: {error}") from error
+        raise DataError(f"{path} is not a zip file, or damaged: {error}") from error
 
 
 PACKED: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".zip": opened_zip}
@@ -230,8 +230,8 @@ def read_document(path: str | Path, version: int, what: str, build: Callable[[An
     except DataError as error:
         raise DataError(f"cannot read {error}") from error
     except ValueError as error:
-        raise DataError(f"{path} is no {what}: {error!r:.200}") from error
-    return built(stored, version, f"{path} is no {what}", build)
+        raise DataError(f"{path} is not a {what}: {error!r:.200}") from error
+    return built(stored, version, f"{path} is not a {what}", build)
 
 
 def built(stored: Any, version: int, problem: str, build: Callable[[Any], T]) -> T:

@@ -80,7 +80,7 @@ class HeadHistory:
 
         Raises:
             ArgumentError: if the moment is none, or before the last one, a path or a head was not there at the
-                beginning, or one of "gates" is no probability.
+                beginning, or one of "gates" is not a probability.
             ShapeError: if there is not one number per head.
             NonFiniteError: if one is NaN or infinite.
         """
@@ -115,7 +115,7 @@ class HeadHistory:
         if not values.isfinite().all():
             raise NonFiniteError(f"{measure} of {path}: a number is NaN or infinite")
         if measure == GATES and len(wrong := values[(values < 0) | (values > 1)]):
-            raise ArgumentError(f"{measure} of {path}: {float(wrong[0]):g} is no probability")
+            raise ArgumentError(f"{measure} of {path}: {float(wrong[0]):g} is not a probability")
         if unknown := [head for head in now if head not in numbers]:
             raise ArgumentError(f"{path} had no head {unknown[0]} when the history began")
         places = torch.tensor([numbers.index(head) for head in now], dtype=torch.long)
@@ -147,7 +147,7 @@ class HeadHistory:
         Raises:
             DataError: if the object is something else, or of another version.
         """
-        return built(stored, VERSION, "this is no history of heads", cls._from_dict)
+        return built(stored, VERSION, "this is not a history of heads", cls._from_dict)
 
     @classmethod
     def _from_dict(cls, stored: Any) -> "HeadHistory":

@@ -16,7 +16,7 @@ from collab_heads.layers.layout import is_transposed, weight_of, widths
 
 @dataclass(frozen=True)
 class FusedPart:
-    """A part of the outputs of a projection, with the attributes of a Linear; it is no module and owns no tensors.
+    """A part of the outputs of a projection, with the attributes of a Linear; it is not a module and owns no tensors.
 
     Weight and bias are views: writing to them writes to the projection.
 

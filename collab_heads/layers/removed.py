@@ -31,7 +31,7 @@ class NoHeads(nn.Module):
 class NoValues:
     """The value projection of a site without heads.
 
-    It is no module, so that code which looks for modules by name skips it (PEFT's default LoRA adapts every `value`).
+    It is not a module, so that code which looks for modules by name skips it: PEFT's default LoRA adapts every `value`.
     """
 
     out_features = 0

@@ -47,7 +47,7 @@ class SharedQueryKey(QueryKey):
 
     @property
     def products_per_token(self) -> tuple[int, int]:
-        """As `QueryKey`, with the content bias for the key; the mixing is no matrix product."""
+        """As `QueryKey`, with the content bias for the key; the mixing is not a matrix product."""
         query, key = super().products_per_token
         return query, key + (0 if self.content_bias is None else self.content_bias.weight.numel())
 

@@ -36,7 +36,7 @@ class Call:
         query_inputs: [B, T, D_q].
         key_inputs: [B, S, D_k]; in self-attention the same tensor.
         biases: the tensors that are added to the scores, masks included; they broadcast to [B, H, T, S].
-        used: [B, T] bool, the query tokens that are no padding; None for all.
+        used: [B, T] bool, the query tokens that are not padding; None for all.
         positions: cosines and sines [B or 1, T, d_k] where positions are rotations; else None.
     """
 

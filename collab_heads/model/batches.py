@@ -157,7 +157,7 @@ def masks_of_tokens(model: PreTrainedModel, inputs: Mapping) -> dict[str, Tensor
 def decoder_ids(model: PreTrainedModel, inputs: Mapping) -> Tensor | None:
     """Return the tokens that the decoder of an encoder-decoder reads, [B, T]; None where the inputs hold embeddings.
 
-    Without decoder inputs it reads the labels or, where these are no tokens (BART's and T5's classifiers), the source,
+    Without decoder inputs it reads the labels or, where these are not tokens (BART's and T5's classifiers), the source,
     shifted right: position t holds the token of t - 1. The value at position 0 does not matter: it is the start token.
     """
     if inputs.get("decoder_input_ids") is not None or inputs.get("decoder_inputs_embeds") is not None:
@@ -214,7 +214,7 @@ def num_rows(batch: Mapping) -> int | None:
 
 
 def select(batch: Mapping, rows: slice | Tensor) -> Batch:
-    """Return some rows of a batch, by a slice or [B] bool; values that are no tensors are kept."""
+    """Return some rows of a batch, by a slice or [B] bool; values that are not tensors are kept."""
 
     def part(value: Tensor) -> Tensor:
         return value[rows.to(value.device) if isinstance(rows, Tensor) else rows]
@@ -227,7 +227,7 @@ def moved(batch: Mapping, device: device) -> Batch:
 
 
 def check_batches(batches: Iterable[Mapping]) -> list[Mapping]:
-    """Return batches as a list; raise CalibrationError if there are none or they are no dicts."""
+    """Return batches as a list; raise CalibrationError if there are none or they are not dicts."""
     return list(each_batch(batches))
 
 

@@ -31,7 +31,7 @@ def leave_wide_kernel(module: Any) -> None:
 def check_four_bits(model: PreTrainedModel) -> None:
     """Check that the weights of a changed model that were quantised to four bits while it loaded are read rightly.
 
-    bitsandbytes 0.50 is wrong on CPUs with AVX-512, at multiples of 16 that are no multiples of its block of 64
+    bitsandbytes 0.50 is wrong on CPUs with AVX-512, at multiples of 16 that are not multiples of its block of 64
     weights. Few stock models have such widths. Whether the installed version is wrong is tried out.
 
     Raises:

@@ -84,5 +84,5 @@ def embeddings_of(outputs: Mapping) -> list[Tensor]:
 
 
 def are_numbers(model: PreTrainedModel) -> bool:
-    """Return True if the logits are no distribution over classes: in regression and multi-label classification."""
+    """Return True if the logits are not distribution over classes: in regression and multi-label classification."""
     return getattr(model.config, "problem_type", None) in ("regression", "multi_label_classification")

@@ -37,7 +37,7 @@ def sync_record(model: PreTrainedModel, record: CollabConfig | None = None) -> N
         settle_as(model, CollabConfig.on(beside[0][1]))
     elif unknown:
         raise UnsupportedModelError(
-            f"{unknown[0]} in this {type(model).__name__} is changed, and is no site of a "
+            f"{unknown[0]} in this {type(model).__name__} is changed, and is not a site of a "
             f"{model.config.model_type} model that is loaded by itself: save the whole model that has it"
         )
     elif not record.is_in(model):

@@ -147,7 +147,7 @@ def check_feed_forwards(model: PreTrainedModel, blocks: Sequence[OpenFeedForward
         for module in holders_of(block):
             if type(module).__module__ not in family:
                 raise SwapError(
-                    f"{block.path} holds a {type(module).__name__}, which is no part of a feed-forward block of the "
+                    f"{block.path} holds a {type(module).__name__}, which is not a part of a feed-forward block of the "
                     'family: leave it out with sites=, or all blocks with parts=("heads", "query_key", "values")'
                 )
             if HOOK not in vars(module):  # accelerate sets a forward on modules that it distributes

@@ -103,7 +103,7 @@ def read_header(opened: BinaryIO) -> dict:
     """Return the names, shapes and metadata of a file of weights that was just opened."""
     size = int.from_bytes(opened.read(8), "little")
     if size > MAX_HEADER:
-        raise ValueError("it is no safetensors file")
+        raise ValueError("it is not a safetensors file")
     return json.loads(opened.read(size))
 
 

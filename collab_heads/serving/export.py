@@ -159,7 +159,7 @@ def export(
         tokenizer: the tokenizer or processor, saved beside the model; CTranslate2's vocabulary is made from it.
         int8: store weights in eight bits (all targets but "transformers"; "openvino" needs nncf).
         batches: input dicts as the model takes them, to compare with; None: random ones. Inputs that they do not name
-            are no inputs of a graph, but for the mask of a text.
+            are not inputs of a graph, but for the mask of a text.
 
     Returns:
         The size, the differences and the times; `print` it.

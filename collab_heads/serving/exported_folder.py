@@ -106,7 +106,7 @@ def check_folder(folder: Path) -> None:
         raise DataError(f"no such folder: {str(folder)!r:.300}{did_you_mean(folder.name, siblings)}")
     if not (folder / EXPORT).exists():
         raise DataError(
-            f"{folder} has no {EXPORT}, so it is no export to onnx or openvino: load a checkpoint with "
+            f"{folder} has no {EXPORT}, so it is not an export to onnx or openvino: load a checkpoint with "
             "from_pretrained, and what was exported to ctranslate2 with ctranslate2"
         )
 

@@ -38,7 +38,7 @@ def output_tree(stored: str, outputs: Sequence[Names], constants: Sequence[int])
     Args:
         stored: the description in the manifest.
         outputs: the names of each output of the graph.
-        constants: the numbers of the leaves that are no outputs of the graph.
+        constants: the numbers of the leaves that are not outputs of the graph.
 
     Raises:
         ValueError: if it names another type, or does not fit the graph.

@@ -25,7 +25,7 @@ from collab_heads.serving.graph_interface import taken
 class CrossAttentionEncoder(nn.Module):
     """The encoder of an encoder-decoder, with the keys and values that cross-attention makes of its states.
 
-    Both are computed once for a text. What else the decoder computes here is no output, and is left out of the graph.
+    Both are computed once for a text. What else the decoder computes here is left out of the graph.
 
     Args:
         model: an encoder-decoder that generates.

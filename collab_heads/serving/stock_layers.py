@@ -107,7 +107,7 @@ def check_kind(site: OpenSite, takes: str) -> None:
 def common_count(
     adapter: AttentionAdapter, model: PreTrainedModel, stock_sites: Mapping[OpenSite, OpenSite]
 ) -> int | None:
-    """Return the fewest heads that every site can have; None if they stay as many as in the original.
+    """Return the fewest heads that all sites can have; None to keep the number of the original.
 
     Where heads share key heads or a table of positions, or a config gives their width, each has its place.
     """
@@ -229,7 +229,7 @@ def write_projections(
         made.bias = None if biases[0] is None else nn.Parameter(torch.cat(biases), requires_grad=False)
         if own_name in module._modules or not hasattr(module, own_name):
             setattr(module, own_name, made)
-        else:  # what stands in for the values of a site without heads is no module
+        else:  # what stands in for the values of a site without heads is not a module
             delattr(module, own_name)
             setattr(module, own_name, made)
 

@@ -249,7 +249,7 @@ def check_keys(record: object, known: set[str], where: str, required: Sequence[s
     """Return the entries of a mapping.
 
     Raises:
-        ConfigError: if it is no mapping, has entries that this version does not know, or lacks required ones.
+        ConfigError: if it is not a mapping, has entries that this version does not know, or lacks required ones.
     """
     if not isinstance(record, Mapping):
         raise ConfigError(f"{where} must be a mapping, not {record!r:.200}")

@@ -218,7 +218,7 @@ def check_name(available: Sequence[Site], name: object) -> None:
     if name in roles or name in paths:
         return
     if name in FEED_FORWARD_ROLES or (name in ROLES and not set(roles) & set(ROLES)):
-        raise ArgumentError(f"{name} is no role that can be named here; these can: {', '.join(roles)}")
+        raise ArgumentError(f"{name} is not a role that can be named here; these can: {', '.join(roles)}")
     if name in ROLES:
         raise ArgumentError(f"the model has no {name} attention; its roles: {', '.join(roles)}")
     raise ArgumentError(

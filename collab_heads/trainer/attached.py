@@ -152,7 +152,7 @@ def check_same_heads(model: PreTrainedModel, checkpoint: Path) -> None:
         stored = changed_sites(read_text(file))
     except (ValueError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{file} is no config of a changed model: {error!r:.200}: it is damaged, resume from another checkpoint"
+            f"{file} is not a config of a changed model: {error!r:.200}: it is damaged, resume from another checkpoint"
         ) from error
     ours = changed_sites(model.config.to_json_string())
     if stored != ours:

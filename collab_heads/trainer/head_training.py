@@ -79,7 +79,9 @@ class HeadTraining(TrainerCallback, ExportableState):
             if not (is_number(rate) and rate >= 0) and not (name == "alpha_lr" and rate is None):
                 raise ArgumentError(f"{name} {rate!r:.200} must be a number, 0 or more")
         if unknown := sorted(options.keys() - OPTIONS):
-            raise ArgumentError(f"{unknown[0]} is no argument of a HeadPenalty; there are {', '.join(sorted(OPTIONS))}")
+            raise ArgumentError(
+                f"{unknown[0]} is not an argument of a HeadPenalty; there are {', '.join(sorted(OPTIONS))}"
+            )
         if rotation is not None and not isinstance(rotation, HeadRotation):
             raise ArgumentError(f"rotation must be a HeadRotation, not {rotation!r:.200}")
         if batches is not None and rotation is None:
@@ -103,7 +105,7 @@ class HeadTraining(TrainerCallback, ExportableState):
             trainer: a Trainer, or one of a derived class, that has not trained yet.
 
         Raises:
-            ArgumentError: if this or the Trainer is attached already; if it is no Trainer; if it divides weights or
+            ArgumentError: if this or the Trainer is attached already; if it is not a Trainer; if it divides weights or
                 batches in a way that heads cannot follow; if disagreement is asked for and the model does not compute
                 its loss itself.
         """

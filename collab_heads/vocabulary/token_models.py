@@ -46,7 +46,7 @@ class WordPiece(TokenModel):
             text = token.removeprefix(inside)
             begins = token[:1] if text == token else inside + text[:1]
             needed = {begins, *(inside + character for character in text[1:])}
-            # a character that is no token by itself needs all tokens that it is in
+            # a character that is not a token by itself needs all tokens that it is in
             if len(text) == 1 or not all(each in self.tokens for each in needed):
                 found.add(token)
         return found

@@ -91,13 +91,13 @@ def trim_vocabulary(
 ) -> VocabularyReport:
     """Keep the tokens that texts use: in the tokenizer, the embeddings, the output layer and the ids of the configs.
 
-    The model is changed in place, and the checkpoint is one that plain transformers loads. For texts of kept tokens it
-    computes what it did. Special and added tokens, single characters and bytes stay, and so does all that a kept token
-    is built from; so nothing becomes unknown that was not, and other words become shorter pieces. What the model reads
-    and no user writes counts as used: its chat template, prefixes in its configs, and the prompts of the
-    sentence-transformers folder that it was loaded from. Other models that
-    share its config, its embeddings or their weights keep all tokens. Source: the method of Abdaoui et al. 2020 ("Load
-    What You Need"), with the tokenizer.
+    The model is changed in place, and the checkpoint is one that plain transformers loads. For texts of kept tokens
+    it computes what it did. Special and added tokens, single characters and bytes stay, and so does all that a kept
+    token is built from; so texts get no unknown tokens that they did not have, and other words become shorter
+    pieces. What the model reads and no user writes counts as used: its chat template, prefixes in its configs, and
+    the prompts of the sentence-transformers folder that it was loaded from. Other models that share its config, its
+    embeddings or their weights keep all tokens. Source: the method of Abdaoui et al. 2020 ("Load What You Need"),
+    with the tokenizer.
 
     Examples:
         >>> from transformers import AutoModel, AutoTokenizer

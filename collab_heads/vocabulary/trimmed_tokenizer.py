@@ -206,7 +206,7 @@ class PairFiles(TokenizerFiles):
             write_json(settings, said)
 
 
-NORMAL = 1  # a piece of a SentencePiece model that is no control, unknown or byte
+NORMAL = 1  # a piece of a SentencePiece model that is not a control, unknown or byte
 BPE = 2  # the type of a SentencePiece model
 
 

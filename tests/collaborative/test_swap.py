@@ -114,7 +114,7 @@ def test_per_head_widths_are_multiples_of_four(asked, width, note):
 
 def test_rounding_stops_at_the_head_width():
     model = make(BertModel, bert_config())
-    for layer in model.encoder.layer:  # heads of width 6, which is no multiple of 4
+    for layer in model.encoder.layer:  # heads of width 6, which is not a multiple of 4
         attention = layer.attention.self
         for name in ("query", "key"):
             setattr(attention, name, nn.Linear(EXACT, HEADS * 6))
@@ -227,7 +227,7 @@ REFUSED_ARGUMENTS = {
     "nested dict": ({"dim_shared_query_key": {"enc-self": {LAYER_0: 4}}}, LAYER_0, "an int"),
     "unknown role": ({"dim_shared_query_key": {"encself": 16}}, "'encself'", "did you mean 'enc-self'"),
     "misspelt path": ({"dim_shared_query_key": {LAYER_1[:-1]: 16}}, LAYER_1[:-1], f"did you mean '{LAYER_1}'"),
-    "key that is no name": ({"dim_shared_query_key": {0: 16}}, "0 is neither", "enc-self", LAYER_0),
+    "key that is not a name": ({"dim_shared_query_key": {0: 16}}, "0 is neither", "enc-self", LAYER_0),
     "role that the model lacks": ({"dim_shared_query_key": {"dec-enc": 16}}, "no dec-enc", "enc-self"),
     "dict against sites": ({"dim_shared_query_key": {LAYER_0: 16}, "sites": LAYER_1}, LAYER_0, "sites="),
     "large seed": ({"seed": 2**70}, "seed must be a whole number from 0 to 4294967295", "1180591620717411303424"),

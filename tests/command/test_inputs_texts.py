@@ -59,7 +59,7 @@ def test_what_is_refused(tmp_path):
         ([table], ["text", "other", "label"], ArgumentError, "or two, with --column"),
         ([table], ["texts"], DataError, r"no column 'texts' \(did you mean 'text'\?\)"),
         ([table, text], ["text"], ArgumentError, "give one table, and both columns with --column"),
-        ([text], ["text"], ArgumentError, "a.txt has no columns, it is no table"),
+        ([text], ["text"], ArgumentError, "a.txt has no columns, it is not a table"),
         ([text, text, text], None, ArgumentError, "3 files: give one of text, or two"),
         ([blank], ["text"], DataError, "b.csv: column 'text' has no text"),
         ([blank], ["text", "n"], DataError, "no pair has text on both sides"),

@@ -279,7 +279,7 @@ def test_a_file_of_flags_in_yaml_as_the_line_would_have_them(tmp_path):
         ({"budget": "much"}, ArgumentError, "x.json: budget: could not convert"),
         ({"budget": -1}, ArgumentError, "x.json: budget: -1 must be a finite number"),
         ({"budget": [1]}, ArgumentError, r"x.json: budget: \[1\] is not one value"),
-        ({"of": True}, ArgumentError, "x.json: of: true is no value"),
+        ({"of": True}, ArgumentError, "x.json: of: true is not a value"),
         ([1], DataError, "is one object, such as"),
         ("{", DataError, "x.json: not a file of flags"),
     ),

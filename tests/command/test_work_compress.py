@@ -191,7 +191,7 @@ def refused(tmp_path, bert, texts):
         ([texts, "--output_dir", used], OutputError, "used is in use: choose another, or move"),
         ([texts, "--output_dir", bert], OutputError, "is in use: choose another"),
         ([texts, "--output_dir", empty], OutputError, "empty is a file"),
-        ([texts, "--output_dir", f"{empty}/small"], OutputError, "cannot be made: .*empty is no folder"),
+        ([texts, "--output_dir", f"{empty}/small"], OutputError, "cannot be made: .*empty is not a folder"),
         ([texts, "--output_dir", out, "--of", "size"], ArgumentError, "unknown --of 'size'"),
         ([texts, "--output_dir", out, "--kind", "none"], ArgumentError, "'none'"),
         ([texts, "--output_dir", out, "--parts", "head"], ArgumentError, "unknown --parts 'head'"),

@@ -92,5 +92,5 @@ def changed(stored, change):
     ],
 )
 def test_what_is_no_plan_is_refused(stored, change):
-    with pytest.raises(DataError, match=r"plan\.json is no plan of a compression"):
+    with pytest.raises(DataError, match=r"plan\.json is not a plan of a compression"):
         CompressionPlan.load(changed(stored, change))

@@ -212,7 +212,7 @@ def test_sites_of_every_family(name):
         (3, 1, 1, [0]),
         (5, 2, 2, [0, 1, 6, 7]),
         (7, 3, 1, [0, 3, 5]),
-        (2, 3, 1, [0, 1]),  # group 1 serves no layer: what is never called is no site
+        (2, 3, 1, [0, 1]),  # group 1 serves no layer: what is never called is not a site
     ),
 )
 def test_layers_of_albert(layers, groups, inner, expected):

@@ -91,8 +91,11 @@ def one_more(folder: Path) -> None:
 
 BROKEN = {
     "cut": (cut, r"disc/001\.png is a broken image"),
-    "empty file": (lambda f: (f / "disc" / "000.png").write_bytes(b""), r"disc/000\.png is no image, .*\(0 bytes\)"),
-    "text": (lambda f: (f / "disc" / "000.png").write_text("hello"), r"disc/000\.png is no image, .*\(5 bytes\)"),
+    "empty file": (
+        lambda f: (f / "disc" / "000.png").write_bytes(b""),
+        r"disc/000\.png is not an image, .*\(0 bytes\)",
+    ),
+    "text": (lambda f: (f / "disc" / "000.png").write_text("hello"), r"disc/000\.png is not an image, .*\(5 bytes\)"),
     "16 bits": (deep, r"disc/000\.png has more than 8 bits a channel \(mode I(;16)?\): save it with 8"),
     "empty class": (empty, r"line: the class has no images \(.png"),
     "class of texts": (only_text, r"line: the class has no images .*; it has 1 other file\(s\), such as notes\.txt"),

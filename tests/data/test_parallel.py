@@ -104,7 +104,7 @@ def test_broken_gzip_files_are_named(write):
     flipped = bytes(byte ^ (255 if 40 <= i < 80 else 0) for i, byte in enumerate(whole))
     for data in (whole[:-30], b"plain text\n", flipped):
         path = write(data, "x.de.gz")
-        refused([path, path], f"{path} is no gzip file, or damaged")
+        refused([path, path], f"{path} is not a gzip file, or damaged")
 
 
 def test_a_line_that_no_tokenizer_takes_is_refused_by_its_number(write):

@@ -230,7 +230,7 @@ def test_parquet_is_read_within_bounds(tmp_path, monkeypatch):
     parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     assert read_table(path) == rows
     (tmp_path / "x.parquet").write_bytes(b"PAR1" + path.read_bytes()[9:])
-    refused(read_table, tmp_path / "x.parquet", "is no Parquet file, or damaged")
+    refused(read_table, tmp_path / "x.parquet", "is not a Parquet file, or damaged")
     parquet.write_table(pyarrow.table({"a": ["x" * 100_000] * 1000}), path)
     assert path.stat().st_size < 10_000
     refused(read_table, path, "unpacks to more than 16,777,216")
@@ -261,7 +261,7 @@ def test_zip_files_hold_one_file(tmp_path):
     refused(read_table, packed({"t.csv": "\n" * (1 << 25)}), "unpacks to more than")
     path = packed({"t.csv": "a\n1\n"})
     path.write_bytes(path.read_bytes()[:-30])
-    refused(read_table, path, "is no zip file, or damaged")
+    refused(read_table, path, "is not a zip file, or damaged")
     refused(read_table, tmp_path / "none.zip", "No such file")
 
 

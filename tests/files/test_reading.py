@@ -67,7 +67,7 @@ def test_numbers_of_a_treebank_with_thousands_of_digits_are_named(tmp_path):
 
 @pytest.fixture
 def no_files(tmp_path):
-    """Paths to what is no file: name -> path."""
+    """Paths to what is not a file: name -> path."""
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "folder").mkdir()
     with socket.socket(socket.AF_UNIX) as made:

@@ -20,11 +20,11 @@ def test_what_was_written_is_read(tmp_path):
     ("text", "message"),
     (
         (None, "cannot read .*: No such file or directory"),
-        ("{", "is no list of numbers: JSONDecodeError"),
-        ("[]", "is no list of numbers: TypeError"),
-        ('{"numbers": []}', "is no list of numbers: KeyError"),
+        ("{", "is not a list of numbers: JSONDecodeError"),
+        ("[]", "is not a list of numbers: TypeError"),
+        ('{"numbers": []}', "is not a list of numbers: KeyError"),
         ('{"version": 2, "numbers": []}', "it is of version 2; this package reads version 1"),
-        ('{"version": 1, "numbers": ["x"]}', "is no list of numbers: ValueError"),
+        ('{"version": 1, "numbers": ["x"]}', "is not a list of numbers: ValueError"),
     ),
 )
 def test_anything_else_is_named(text, message, tmp_path):

@@ -77,7 +77,7 @@ def test_removal_changes_the_record():
     mix(model)
     removed = {LAYER_0: [1, 3], LAYER_1: [0, 1, 2]}
     report = prune_heads(model, heads=removed)
-    assert report.sites == prune_heads(bert(), heads=removed).sites  # alphas are no parameters of a projection
+    assert report.sites == prune_heads(bert(), heads=removed).sites  # alphas are not parameters of a projection
     assert report.model_parameters_after == prune_heads(bert(), heads=removed).model_parameters_after + 2 * 2
     assert {path: state.alphas for path, state in CollabConfig.of(model.config).sites.items()} == {
         LAYER_0: True,

@@ -128,7 +128,7 @@ def test_files_that_are_damaged(change, message, tmp_path):
 
 def test_gates_are_probabilities_and_moments_are_moments():
     history = HeadHistory((AttentionSite("one", "enc-self", 0, 2),), {"one": (0, 1)})
-    with pytest.raises(ArgumentError, match="gates of one: 7 is no probability"):
+    with pytest.raises(ArgumentError, match="gates of one: 7 is not a probability"):
         history.record(Moment(0, 0, "training"), {"gates": {"one": [0.5, 7.0]}})
     with pytest.raises(ArgumentError, match=r"moment must be a Moment\(step, epoch, stage\), not 3"):
         history.record(3, {"gates": {"one": [0.5, 1.0]}})

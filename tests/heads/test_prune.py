@@ -110,7 +110,7 @@ def test_report_of_a_collaborative_model(kind):
 
 
 def test_report_of_gates():
-    """Gates are no parameters of a projection, and go."""
+    """Gates are not parameters of a projection, and go."""
     model = gated((3.0, -1.0, 3.0, 3.0), (3.0,) * HEADS)
     before = model.num_parameters()
     report = prune_heads(model)
@@ -243,7 +243,7 @@ def test_keep_is_the_ranking_and_the_removal_in_one_call():
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
 def test_heads_that_put_out_constants(dtype):
-    """Around their mean only rounding is left, which is no positive definite matrix."""
+    """Around their mean only rounding is left, which is not a positive definite matrix."""
     for seed in range(4):
         model = bert().to(dtype)
         with torch.no_grad():

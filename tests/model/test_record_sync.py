@@ -282,7 +282,7 @@ def test_a_model_whose_config_is_not_found_is_refused(tmp_path):
 
 
 class Named(BertPreTrainedModel):
-    """Its base has a name of its own, so that it is no base model to transformers."""
+    """Its base has a name of its own, so that it is not a base model to transformers."""
 
     def __init__(self, config, towers=1):
         super().__init__(config)

@@ -197,7 +197,7 @@ def test_an_optimizer_of_ones_own_needs_the_groups(tmp_path):
 
 
 def test_what_cannot_be_is_refused(tmp_path):
-    with pytest.raises(ArgumentError, match=r"target is no argument of a HeadPenalty; there are .*target_heads"):
+    with pytest.raises(ArgumentError, match=r"target is not an argument of a HeadPenalty; there are .*target_heads"):
         HeadTraining(target=3)
     with pytest.raises(ArgumentError, match="rotation must be a HeadRotation"):
         HeadTraining(rotation="soft")

@@ -154,5 +154,5 @@ def test_a_training_that_was_broken_off_begins_again(error, tmp_path):
 )
 def test_a_config_of_a_checkpoint_that_is_none(text, tmp_path):
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(DataError, match=r"config\.json is no config of a changed model: .*another checkpoint"):
+    with pytest.raises(DataError, match=r"config\.json is not a config of a changed model: .*another checkpoint"):
         check_same_heads(FAMILIES["bert"].build(), tmp_path)

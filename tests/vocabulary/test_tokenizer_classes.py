@@ -54,7 +54,7 @@ def clip_merges() -> dict:
 
 
 def word_merges(special: list[str]) -> dict:
-    """Merges of a SentencePiece model, with bytes for what is no character of it."""
+    """Merges of a SentencePiece model, with bytes for what is not a character of it."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made.train_from_iterator(MARKED, trainers.BpeTrainer(vocab_size=550, special_tokens=[*special, *BYTES]))

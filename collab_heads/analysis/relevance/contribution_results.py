@@ -203,7 +203,7 @@ class TokenContributions(Report):
         Raises:
             DataError: if the file is missing, damaged or of another version.
         """
-        return read_document(path, VERSION, "contributions of tokens", cls.from_dict)
+        return read_document(path, VERSION, "record of the contributions of tokens", cls.from_dict)
 
     def __eq__(self, other: object) -> bool:
         return self.to_dict() == other.to_dict() if isinstance(other, TokenContributions) else NotImplemented

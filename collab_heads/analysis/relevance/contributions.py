@@ -180,8 +180,8 @@ def token_contributions(
     sides = sides_of(model, adapter)
     if sides is None:
         raise UnsupportedModelError(
-            f"{type(model).__name__} is no encoder-decoder, and no decoder without cross-attention: only those have a "
-            "source and a target, or a prompt and its continuation, to compare"
+            f"{type(model).__name__} is not an encoder-decoder, and no decoder without cross-attention: only those "
+            "have a source and a target, or a prompt and its continuation, to compare"
         )
     chosen = with_prefixes(model, sides, batches, prefixes, num_beams=num_beams, seed=seed)
     found: dict[tuple[int, int], SentenceContributions] = {}  # batch, row -> what was found

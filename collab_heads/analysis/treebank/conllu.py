@@ -150,7 +150,7 @@ def add_line(draft: Draft, line: str, number: int) -> None:
             number, f"id {cells[0]!r}, expected {following} (is there no empty line between two sentences?)"
         )
     if not re.fullmatch(HEAD, cells[6]):
-        raise BrokenLine(number, f"head {shorten(cells[6])} of word {following} is no number: is the file parsed?")
+        raise BrokenLine(number, f"head {shorten(cells[6])} of word {following} is not a number: is the file parsed?")
     if cells[7] in ("", "_"):
         raise BrokenLine(number, f"word {following} has a head and no relation")
     draft.words.append((cells[1], int(cells[6]), cells[7], number))

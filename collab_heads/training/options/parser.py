@@ -220,7 +220,7 @@ def as_argument(value: Any) -> str:
     if isinstance(value, list) or value is None:
         raise ValueError(f"{json.dumps(value)} is not one value")
     if isinstance(value, bool):
-        raise ValueError(f'{json.dumps(value)} is no value for it (a word, such as "no", is written in quotes)')
+        raise ValueError(f'{json.dumps(value)} is not a value for it (a word, such as "no", is written in quotes)')
     return repr(value)
 
 
@@ -335,7 +335,7 @@ def utf8(given: str) -> str:
     try:
         given.encode()
     except UnicodeEncodeError as error:
-        raise argparse.ArgumentTypeError(f"{given!r:.80} is no text in UTF-8") from error
+        raise argparse.ArgumentTypeError(f"{given!r:.80} is not a text in UTF-8") from error
     return given
 
 

@@ -142,7 +142,7 @@ def check_pattern(pattern: str, names: Sequence[str]) -> None:
     try:
         matched = any(re.search(pattern, name) for name in names)
     except re.error as error:
-        raise ArgumentError(f"--trainable_parameters {pattern!r} is no regular expression: {error}") from error
+        raise ArgumentError(f"--trainable_parameters {pattern!r} is not a regular expression: {error}") from error
     if not matched:
         raise ArgumentError(
             f"--trainable_parameters {pattern!r} matches no parameter; they are named like {names[len(names) // 2]!r}"

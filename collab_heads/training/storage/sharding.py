@@ -140,7 +140,7 @@ def read_optimizer(path: Path) -> dict[str, Any]:
             for group in json.loads(record["param_groups"])
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-        raise OutputError(f"{path} is no state of an optimizer, or is damaged: {error}") from error
+        raise OutputError(f"{path} is not a state of an optimizer, or is damaged: {error}") from error
     state: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
         parameter, _, key = name.rpartition("/")

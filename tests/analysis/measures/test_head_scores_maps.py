@@ -102,7 +102,7 @@ def tokens_of(inputs, row: int) -> int:
 
 
 def test_labels_say_where_a_decoder_is_padded():
-    """Positions without a label are no queries and no keys, as the decoder has no mask of its own."""
+    """Positions without a label are not queries and no keys, as the decoder has no mask of its own."""
     model = model_in("marian")
     inputs = cast({name: FAMILIES["marian"].inputs()[name] for name in ("input_ids", "attention_mask")}, model.dtype)
     labels = torch.arange(5, 17).view(3, 4)

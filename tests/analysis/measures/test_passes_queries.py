@@ -76,7 +76,7 @@ def test_labels_are_what_the_decoder_reads_shifted_right(name):
 
 @pytest.mark.parametrize("task", (BartModel, BartForSequenceClassification))
 def test_a_decoder_that_reads_the_source(task):
-    """BART's base model and its classifiers shift the source; labels of classes are no tokens."""
+    """BART's base model and its classifiers shift the source; labels of classes are not tokens."""
     model = make(task, marian_config(FAMILIES["bart"].build().config_class)).double()
     inputs, _ = ended("bert")
     inputs["input_ids"][inputs["attention_mask"] == 0] = model.config.pad_token_id

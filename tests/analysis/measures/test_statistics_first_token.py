@@ -26,7 +26,7 @@ def measured(batches, sites=None, **options) -> HeadStatistics:
 
 @pytest.mark.parametrize("left", (False, True))
 def test_the_weight_on_the_first_token_of_the_queries_after_it(left):
-    """One head looks there, one at itself; padding, the first token and what is excluded are no queries."""
+    """One head looks there, one at itself; padding, the first token and what is excluded are not queries."""
     sinks, selves = [[0] * 5, [2 if left else 0] * 5], [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
     looks = [[sinks[row], selves[row]] for row in range(2)]
     ids = [IDS[0], [0, 0, 6, 10, 3]] if left else IDS

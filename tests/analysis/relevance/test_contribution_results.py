@@ -102,10 +102,10 @@ def test_what_is_stored_comes_back(found, tmp_path):
 @pytest.mark.parametrize(
     "text, words",
     (
-        ("", "no contributions of tokens"),
-        ("[]", "no contributions of tokens"),
+        ("", "not a record of the contributions of tokens"),
+        ("[]", "not a record of the contributions of tokens"),
         ('{"version": 2}', "is of version 2; this package reads version 1"),
-        ('{"version": 1, "sentences": [{}]}', "no contributions of tokens"),
+        ('{"version": 1, "sentences": [{}]}', "not a record of the contributions of tokens"),
     ),
 )
 def test_other_files_are_refused(text, words, tmp_path):

@@ -127,7 +127,7 @@ def test_what_it_refuses():
     model, inputs = FAMILIES["marian"].build(), labelled("marian")
     for name in ("bert", "marian-decoder", "bert-decoder", "t5-encoder"):
         other = FAMILIES[name].build()
-        with refused(other, UnsupportedModelError, f"{type(other).__name__} is no encoder-decoder"):
+        with refused(other, UnsupportedModelError, f"{type(other).__name__} is not an encoder-decoder"):
             token_contributions(other, [inputs])
     with pytest.raises(UnsupportedModelError, match="DataParallel"):
         token_contributions(nn.DataParallel(model), [inputs])

@@ -47,7 +47,7 @@ def halves(inputs) -> list[dict]:
 
 @pytest.mark.parametrize("beams", (pytest.param(1, marks=pytest.mark.slow), 3))
 def test_its_own_prefixes_are_what_a_translator_generates(beams):
-    """Rows of a batch end one after the other; what follows the end is no prefix."""
+    """Rows of a batch end one after the other; what follows the end is not a prefix."""
     model, inputs = model_in("marian"), labelled("marian")
     source = {name: inputs[name] for name in ("input_ids", "attention_mask")}
     most = {"max_length": 1 + 2 * 9 + 8, "num_beams": beams, "do_sample": False}

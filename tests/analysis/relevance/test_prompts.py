@@ -94,7 +94,7 @@ def test_labels_say_what_counts_and_not_the_ends_of_sentences():
 
 
 def test_turns():
-    """A later question is no continuation: its tokens count as prompt, and what predicts them is not explained."""
+    """A later question is not a continuation: its tokens count as prompt, and what predicts them is not explained."""
     model, inputs = model_in("qwen3"), batch([0])
     whole = shares_of(contributions(model, [inputs]))[0]
     inputs["labels"][0, 6] = -100  # the third of five

@@ -80,7 +80,7 @@ def test_ends_of_sentences_of_the_tokenizer(path, warnings_logged):
 
 
 def test_special_tokens_are_never_rare(path):
-    """[CLS] and [SEP] are as rare as "old" here; with the tokenizer they are no candidates, [UNK] is one."""
+    """[CLS] and [SEP] are as rare as "old" here; with the tokenizer they are not candidates, [UNK] is one."""
     model = model_in("bert")
     counts = torch.full((VOCABULARY,), 5)
     counts[[CLS, SEP, PIECES.index("[UNK]")]] = 1

@@ -132,4 +132,4 @@ def test_no_token_and_nan_are_refused():
     weights[0, 1, 3] = float("nan")
     with pytest.raises(NonFiniteError, match="one: attention weights are NaN"):
         show(Positional(), [site()], [(text([IDS[0]]), {"one": weights})]).results()
-    show(Positional(), [site()], [(text([IDS[0]], [3]), {"one": weights})]).results()  # in padding it is no matter
+    show(Positional(), [site()], [(text([IDS[0]], [3]), {"one": weights})]).results()  # in padding it does not matter

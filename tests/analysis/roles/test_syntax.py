@@ -77,7 +77,7 @@ def test_baselines_by_hand(tmp_path):
 
 
 def test_words_are_sums_and_means_of_their_sub_words(tmp_path):
-    """Sums over those attended to: 0.2 + 0.2 beats 0.3. Means over those that attend. [CLS] is no candidate."""
+    """Sums over those attended to: 0.2 + 0.2 beats 0.3. Means over those that attend. [CLS] is not a candidate."""
     treebank = bank(tmp_path, rows("1 Dogs 3 nsubj", "2 were 3 aux", "3 seen 0 root", "4 . 3 punct"))
     weights = torch.zeros(1, 2, 7, 7, dtype=torch.float64)
     weights[0, 0, 4] = torch.tensor([0.3, 0.2, 0.2, 0.3, 0.0, 0.0, 0.0])  # seen -> dog ##s, not were, not [CLS]

@@ -20,7 +20,7 @@ MEASURED += ("opt", "biogpt", "esm")
 
 
 def masks_of(model, inputs) -> dict[str, torch.Tensor]:
-    """Which tokens are no padding on either side, as `FAMILIES` pads: [B, T] bool."""
+    """Which tokens are not padding on either side, as `FAMILIES` pads: [B, T] bool."""
     own = inputs["attention_mask"].bool() if "attention_mask" in inputs else None
     if "decoder_input_ids" not in inputs:
         return {"enc-self": own, "dec-self": own, "dec-enc": own}

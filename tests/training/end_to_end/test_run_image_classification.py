@@ -229,7 +229,7 @@ def test_the_file_is_a_script(files):
 def test_broken_images_are_refused_before_anything_is_written(files, folder, tmp_path):
     shutil.copytree(folder / "validation", tmp_path / "validation")
     (tmp_path / "validation" / "line" / "003.png").write_bytes(b"no image")
-    with pytest.raises(CollabHeadsError, match=r"line/003\.png is no image"):
+    with pytest.raises(CollabHeadsError, match=r"line/003\.png is not an image"):
         run(SCRATCH, [*files[:3], tmp_path / "validation"], tmp_path / "out")
     assert not (tmp_path / "out" / "config.json").exists()
 

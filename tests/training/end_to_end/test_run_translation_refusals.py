@@ -48,7 +48,7 @@ def test_broken_files(kind, marian, bilingual, tmp_path):
     "more, message",
     (
         ("--trainable_parameters encodr", "--trainable_parameters 'encodr' matches no parameter"),
-        ("--trainable_parameters ( ", r"--trainable_parameters '\(' is no regular expression"),
+        ("--trainable_parameters ( ", r"--trainable_parameters '\(' is not a regular expression"),
         ("--label_smoothing 1", "--label_smoothing 1.0 must be below 1"),
         ("--word_dropout 1", "--word_dropout 1.0 must be below 1"),
         ("--word_dropout source=0.1,target=1.5", "--word_dropout 1.5 must be below 1"),

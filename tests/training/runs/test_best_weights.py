@@ -13,7 +13,7 @@ from collab_heads.training.runs.best_weights import last_checkpoints, load_weigh
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two phases, and what is no checkpoint."""
+    """Two phases, and what is not a checkpoint."""
     for phase, step in ((0, 2), (0, 4), (0, 10), (1, 2), (1, 10)):
         (tmp_path / f"step_{phase}_{step}").mkdir()
         progress = {"phase": phase, "step": step, "run": {"processes": 1}, "format": FORMAT}

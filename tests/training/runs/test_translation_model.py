@@ -143,7 +143,7 @@ def test_a_checkpoint_says_what_is_frozen():
     "pattern, message",
     (
         ("encodr", "--trainable_parameters 'encodr' matches no parameter; they are named like 'model."),
-        ("*encoder", "--trainable_parameters '*encoder' is no regular expression: nothing to repeat"),
+        ("*encoder", "--trainable_parameters '*encoder' is not a regular expression: nothing to repeat"),
     ),
 )
 def test_a_pattern_that_cannot_be_meant_is_refused(pattern, message):

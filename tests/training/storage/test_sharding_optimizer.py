@@ -36,5 +36,5 @@ def test_a_damaged_file_is_named(content, tmp_path):
         write_optimizer(path, STATE)
         content = path.read_bytes()[:-5]
     path.write_bytes(content)
-    with pytest.raises(OutputError, match=r"state.safetensors is no state of an optimizer, or is damaged"):
+    with pytest.raises(OutputError, match=r"state.safetensors is not a state of an optimizer, or is damaged"):
         read_optimizer(path)
