@@ -3,7 +3,6 @@ import gc
 import inspect
 import logging
 import os
-import re
 import subprocess
 import sys
 
@@ -20,39 +19,7 @@ from transformers import PreTrainedModel
 from collab_heads.model.saving import HOOKS
 from families import FAMILIES, cannot_share, each, is_left_to_slow
 
-pytest_plugins = ("slow_share", "unaligned")
-
-
-ALL_SLOW = re.compile(r"^pytestmark = \[?pytest\.mark\.slow\b", re.MULTILINE)
-
-
-def leaves_slow_out(config):
-    """Whether slow tests are neither read nor built: by default, unless tests are named one by one."""
-    return config.option.markexpr == "not slow" and not any("::" in argument for argument in config.args)
-
-
-def pytest_ignore_collect(collection_path, config):
-    if collection_path.suffix == ".py" and leaves_slow_out(config):
-        return ALL_SLOW.search(collection_path.read_text(encoding="utf-8")) is not None or None
-
-
-def pytest_pycollect_makeitem(collector, obj):
-    if inspect.isfunction(obj) and is_slow(getattr(obj, "pytestmark", ())) and leaves_slow_out(collector.config):
-        return []
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_generate_tests(metafunc):
-    """Build no slow case of a test, or one, to be deselected, if all are slow."""
-    yield
-    if leaves_slow_out(metafunc.config):
-        core, calls = metafunc.definition.get_closest_marker("core") is not None, metafunc._calls
-        fast = (call for call in calls if not is_slow(call.marks))
-        metafunc._calls = [call for call in fast if not is_left_to_slow(call.params.values(), core=core)] or calls[:1]
-
-
-def is_slow(marks):
-    return any(mark.name == "slow" for mark in marks)
+pytest_plugins = ("slow_cases", "slow_share", "unaligned")
 
 
 @pytest.hookimpl(tryfirst=True)

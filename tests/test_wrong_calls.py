@@ -341,10 +341,12 @@ def test_every_public_function_is_called():
     assert functions <= CALLS.keys()
 
 
-LONG = {"load_exported"}  # it loads a graph that is written first
+WRITES_A_GRAPH = {"load_exported"}
 
 
-@pytest.mark.parametrize("public", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in CALLS])
+@pytest.mark.parametrize(
+    "public", [pytest.param(name, marks=[pytest.mark.slow] * (name in WRITES_A_GRAPH)) for name in CALLS]
+)
 def test_a_sample_of_wrong_calls(public, tmp_path):
     made, found = raw_calls(public, tmp_path, SAMPLE)
     assert made >= len(SAMPLE) * len(parameters(public)) and not found, "\n".join(found)
