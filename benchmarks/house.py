@@ -5,6 +5,7 @@ python benchmarks/house.py --tests    # also runs the default tests, on two proc
 """
 
 import argparse
+import json
 import os
 import re
 import resource
@@ -18,9 +19,9 @@ import torch
 from transformers import BertConfig, BertModel
 
 import collab_heads
-from common import ROOT, write
+from common import RESULTS, ROOT, write
 
-# (file, function) -> what a call of it does; those of open_site.py and open_feed_forward.py stand for trees of before
+# (file, function) -> what a call of it does; those of open_site.py and open_feed_forward.py are of older trees
 OPENS = {
     ("open_layers.py", "of"): "sites opened",
     ("open_layers.py", "feed_forwards"): "feed-forwards opened",
@@ -95,7 +96,11 @@ def tests(*, run: bool) -> dict[str, float]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tests", action="store_true", help="run the default tests, too")
-    measured = {**sizes(), **opens(), **imports(), **tests(run=parser.parse_args().tests)}
+    parser.add_argument("--tree", default="now", help="name of the row that is stored beside those of other names")
+    arguments = parser.parse_args()
+    measured = {"tree": arguments.tree, **sizes(), **opens(), **imports(), **tests(run=arguments.tests)}
     for name, value in measured.items():
-        print(f"{name:<{max(map(len, measured))}}  {value:>8,}")
-    write("house", [measured])
+        print(f"{name:<{max(map(len, measured))}}  {value:>8}")
+    stored = RESULTS / "house.json"
+    rows = json.loads(stored.read_text())["rows"] if stored.exists() else []
+    write("house", [*(row for row in rows if row["tree"] != arguments.tree), measured])
