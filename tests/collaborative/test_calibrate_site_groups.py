@@ -9,10 +9,10 @@ from compressing import batches_of
 from model_sizes import EXACT, WIDTH
 from opening import layers_of
 
-from collab_heads import compress, swap_to_collaborative
+from collab_heads import compress, plan, swap_to_collaborative
 from collab_heads.collaborative import calibrate
 from collab_heads.collaborative.calibrate import CalibratedSites, grouped, moment_counts, most_bytes
-from collab_heads.compression import plan
+from collab_heads.compression import fitting
 from collab_heads.errors import CalibrationError
 from collab_heads.model.batches import num_rows
 from collab_heads.neurons import regression
@@ -79,7 +79,7 @@ def test_no_group_outlives_its_turn(monkeypatch):
     monkeypatch.setattr(calibrate, "LEAST", 0)
     monkeypatch.setattr(calibrate, "SHARE", 0)
     held, counts = defaultdict(list), []
-    calibrated, refitted_in_order = CalibratedSites.calibrated, plan.refitted_in_order
+    calibrated, refitted_in_order = CalibratedSites.calibrated, fitting.refitted_in_order
 
     def watched(self, group):
         counts.append(sum(moments() is not None for moments in held[id(self)]))
@@ -93,7 +93,7 @@ def test_no_group_outlives_its_turn(monkeypatch):
         return refitted_in_order(measured, fitted)
 
     monkeypatch.setattr(CalibratedSites, "calibrated", watched)
-    monkeypatch.setattr(plan, "refitted_in_order", refitted)
+    monkeypatch.setattr(fitting, "refitted_in_order", refitted)
     CHANGES["compress"](FAMILIES["bert"].build(), batches_of(FAMILIES["bert"], 12))
     assert len(counts) > 12 and set(counts) == {0}
 
@@ -155,7 +155,7 @@ def test_moments_of_neurons_are_freed_while_errors_are_measured(monkeypatch):
     monkeypatch.setattr(regression, "cholesky_", factored)
     family = FAMILIES["bert"]
     model = family.build()
-    plan.plan(model, batches_of(family, 12), parts="neurons", refine_steps=0)
+    plan(model, batches_of(family, 12), parts="neurons", refine_steps=0)
     layers = model.config.num_hidden_layers  # per block: the order, with the moments to measure on; then the errors
     assert alive[: 2 * layers] == [1, 0] * layers
     assert len(alive) == 2 * layers  # the orders are kept for the fits that follow

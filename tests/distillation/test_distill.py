@@ -10,10 +10,11 @@ from distilling import changed_pair, random_batches
 from model_inputs import repadded
 from model_runs import swap
 from model_sizes import FP32_NOISE
+from opening import layers_of
 from torch.testing import assert_close
 from unchanged import assert_unchanged, refused, snapshot
 
-from collab_heads import DistillReport, distill, get_adapter, prune_heads, swap_to_alpha, swap_to_gated
+from collab_heads import DistillReport, distill, prune_heads, swap_to_alpha, swap_to_gated
 from collab_heads.distillation.optimizer import trained_parameters
 from collab_heads.errors import UnsupportedModelError
 from families import FAMILIES
@@ -21,7 +22,7 @@ from families import FAMILIES
 
 def outside(model) -> dict[str, torch.Tensor]:
     """A copy of every parameter that is not trained."""
-    trained = trained_parameters(model, get_adapter(model))
+    trained = trained_parameters(layers_of(model))
     return {name: p.detach().clone() for name, p in model.named_parameters() if name not in trained}
 
 
@@ -44,7 +45,7 @@ def test_every_family_comes_nearer_to_its_original(name):
     model.train()
     frozen = next(iter(model.parameters()))
     frozen.requires_grad_(False)
-    trained = set(trained_parameters(model, get_adapter(model)))
+    trained = set(trained_parameters(layers_of(model)))
     modes = {path: module.training for path, module in model.named_modules()}
     rest, theirs, needs = outside(model), snapshot(original), [p.requires_grad for p in model.parameters()]
     steps = 60 if name in BY_DEFAULT else 120  # values that share key heads start nearer, and gain more slowly
@@ -78,7 +79,7 @@ def test_removed_heads_are_made_up_for_and_gates_and_alphas_stay(batches):
     report = distill(model, original, batches, steps=10)
     assert len(kept) == 2 and same({name: weights(model)[name] for name in kept}, kept)
     assert report.after.hidden < report.before.hidden
-    assert "bert.encoder.layer.1.attention.output.dense.bias" in trained_parameters(model, get_adapter(model))
+    assert "bert.encoder.layer.1.attention.output.dense.bias" in trained_parameters(layers_of(model))
 
 
 def test_it_never_comes_back_worse_than_it_came(pair, batches):
@@ -162,7 +163,7 @@ def test_without_a_head_the_output_is_the_mean_of_the_last_states():
 
 def test_a_call_without_gradients_trains_and_gradients_of_the_user_stay(pair, batches):
     model, original = pair
-    parameter = next(iter(trained_parameters(model, get_adapter(model)).values()))
+    parameter = next(iter(trained_parameters(layers_of(model)).values()))
     parameter.grad = torch.ones_like(parameter)
     with torch.no_grad():
         report = distill(model, original, batches, steps=4)
