@@ -102,12 +102,12 @@ def test_a_history_of_nothing():
     "change, message",
     (
         (lambda stored: stored.update(version=2), "version 2; this package reads version 1"),
-        (lambda stored: stored.pop("moments"), "no history of heads"),
-        (lambda stored: stored.update(moments=[[0, 1]]), "no history of heads"),
-        (lambda stored: stored["values"]["confidence"].update(a=[[0.1]]), "no history of heads"),
-        (lambda stored: stored["values"]["confidence"].update(c=[[0.1]]), "no history of heads"),
-        (lambda stored: stored["values"]["confidence"].update(a=[["x"] * 3] * 2), "no history of heads"),
-        (lambda stored: stored.update(sites=[]), "no history of heads"),
+        (lambda stored: stored.pop("moments"), "not a history of heads"),
+        (lambda stored: stored.update(moments=[[0, 1]]), "not a history of heads"),
+        (lambda stored: stored["values"]["confidence"].update(a=[[0.1]]), "not a history of heads"),
+        (lambda stored: stored["values"]["confidence"].update(c=[[0.1]]), "not a history of heads"),
+        (lambda stored: stored["values"]["confidence"].update(a=[["x"] * 3] * 2), "not a history of heads"),
+        (lambda stored: stored.update(sites=[]), "not a history of heads"),
     ),
 )
 def test_files_that_are_damaged(change, message, tmp_path):
@@ -120,7 +120,7 @@ def test_files_that_are_damaged(change, message, tmp_path):
     assert str(path) in str(caught.value)
     for text in ("{", "[]", "null", '"x"'):
         path.write_text(text)
-        with pytest.raises(DataError, match="no history of heads"):
+        with pytest.raises(DataError, match="not a history of heads"):
             HeadHistory.load(path)
     with pytest.raises(DataError, match=r"cannot read .*missing\.json"):
         HeadHistory.load(tmp_path / "missing.json")

@@ -177,7 +177,7 @@ def test_what_is_cut_off_or_gone(bad):
             if kept is not None:
                 file.write_bytes(kept)
             if file.suffix != ".data" or kept is None or len(kept) < len(content):  # weights of zeros are weights
-                with pytest.raises(DataError, match=rf"{file.name}.*(export the model again|no export to onnx)"):
+                with pytest.raises(DataError, match=rf"{file.name}.*(export the model again|not an export to onnx)"):
                     load_exported(bad)
             file.write_bytes(content)
     assert outcome(bad, inputs(), None) == "other"
