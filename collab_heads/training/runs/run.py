@@ -58,6 +58,8 @@ class Run:
         self.trained: list[dict] = progress.get("trained", [])
         self.provenance = provenance()
         self.check_position()
+        if self.session.checkpoint is not None:  # it goes, and with it what is read from the source of a model
+            learner.model.config._name_or_path = self.args.model_name_or_path or ""
         check_backend(learner)
         check_original(self.args, learner.model)
         check_ablation(learner)
