@@ -32,7 +32,7 @@ class PlanOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.sites is not None and not isinstance(self.sites, str):
+        if isinstance(self.sites, Iterable) and not isinstance(self.sites, str):  # others are refused with the names
             object.__setattr__(self, "sites", tuple(self.sites))
         object.__setattr__(self, "parts", (self.parts,) if isinstance(self.parts, str) else tuple(self.parts))
         check_choice("measure", self.of, MEASURES)

@@ -94,3 +94,9 @@ def changed(stored, change):
 def test_what_is_no_plan_is_refused(stored, change):
     with pytest.raises(DataError, match=r"plan\.json is not a plan of a compression"):
         CompressionPlan.load(changed(stored, change))
+
+
+@pytest.mark.parametrize("sites", [True, 1, 0.5, object()])
+def test_sites_that_are_not_names_are_refused(sites):
+    with refused(BERT.build(), ArgumentError, "must be a role, a path or several of them"):
+        compress(BERT.build(), batches_of(BERT), 0.5, sites=sites)
