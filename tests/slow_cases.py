@@ -14,7 +14,7 @@ ALL_SLOW = re.compile(r"^pytestmark = \[?pytest\.mark\.slow\b", re.MULTILINE)
 
 
 def leaves_slow_out(config):
-    """Whether slow tests are neither read nor built: by default, unless tests are named one by one."""
+    """Return True if slow tests are neither read nor built: by default, unless tests are named one by one."""
     return config.option.markexpr == "not slow" and not any("::" in argument for argument in config.args)
 
 

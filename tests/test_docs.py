@@ -161,7 +161,7 @@ def test_numbers_of_results_stand_in_written_tables(tables):
 
 
 def fault(name: str, link: str) -> str:
-    """What is wrong with a link of a page; nothing if it leads somewhere."""
+    """Name what is wrong with a link of a page; nothing if it leads somewhere."""
     path, _, anchor = link.partition("#")
     target = ((ROOT / name).parent / path).resolve() if path else ROOT / name
     if not target.exists():

@@ -123,7 +123,7 @@ def test_they_use_what_is_public():
 
 
 def faults_of_outputs(name: str) -> list[str]:
-    """What is wrong with the stored outputs of a notebook."""
+    """Name what is wrong with the stored outputs of a notebook."""
     notebook, stored = read(name), (FOLDER / f"{name}.ipynb").read_text(encoding="utf-8")
     source = "\0".join(cell.source for cell in code(notebook))
     kinds = {(output.output_type, output.get("name")) for cell in code(notebook) for output in cell.outputs}

@@ -23,6 +23,7 @@ Metric = Literal["confidence", "output_distance", "map_distance", "base", "wasse
 METRIC_WORDS: tuple[Metric, ...] = get_args(Metric)  # what heads are ranked by
 
 SitePart = Literal["heads", "query_key", "values", "neurons"]  # what of a site can become smaller
+REFINE_STEPS = 120  # Adam steps that fit a query/key projection
 SITE_PARTS: tuple[SitePart, ...] = get_args(SitePart)
 
 Measure = Literal["parameters", "operations", "cache", "time"]  # what a budget is of

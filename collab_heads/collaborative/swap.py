@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_choice
 from collab_heads.base.numerics import few_threads
-from collab_heads.base.option_values import ALLOCATIONS, Allocation
+from collab_heads.base.option_values import ALLOCATIONS, REFINE_STEPS, Allocation
 from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.collaborative.allocate import balance_widths
 from collab_heads.collaborative.calibrate import CalibratedSites
@@ -48,7 +48,7 @@ def swap_to_collaborative(
     allocation: Allocation = "uniform",
     sites: str | Iterable[str] | None = None,
     method: Method = "als",
-    refine_steps: int = 120,
+    refine_steps: int = REFINE_STEPS,
     seed: int = 0,
 ) -> SwapReport:
     """Replace the query/key projections of a model by collaborative ones, and its values by narrower ones, in place.

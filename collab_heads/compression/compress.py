@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import is_number
-from collab_heads.base.option_values import SITE_PARTS, ModelShape, SitePart
+from collab_heads.base.option_values import REFINE_STEPS, SITE_PARTS, ModelShape, SitePart
 from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.compression.compression_plan import Choices, CompressionPlan, check_budget
 from collab_heads.compression.fitting import fit_choices, fitted_error
@@ -48,7 +48,7 @@ def compress(
     kind: QueryKeyKind = "per_head",
     shape: ModelShape | None = None,
     multiple_of: int = 1,
-    refine_steps: int = 120,
+    refine_steps: int = REFINE_STEPS,
     seed: int = 0,
     plan: CompressionPlan | None = None,
 ) -> CompressReport:
@@ -100,8 +100,8 @@ def compress(
             do not change stay as they are.
         refine_steps: Adam steps that fit each narrower query/key projection to the original output of its site.
         seed: seed of the order of the inputs in the refinement.
-        plan: a plan that was loaded (`CompressionPlan.load`), with its own options: what it says is fitted to the
-            batches, and nothing is measured again.
+        plan: a plan that was loaded (`CompressionPlan.load`), with its own options: its choices are fitted to
+            the batches, and no site is measured again.
 
     Returns:
         A report with the changes of every site, the predicted and the measured error, and the costs before and after;
@@ -119,6 +119,8 @@ def compress(
         raise ArgumentError(f"max_error {max_error!r} must be a number above 0: the error that the output may have")
     share = check_budget(0.5 if budget is None else budget)
     options = PlanOptions(of, sites, parts, kind, shape, multiple_of, refine_steps, seed)
+    if isinstance(batches, CompressionPlan) and plan is not None:
+        raise ArgumentError("there are two plans: pass batches and the plan= that is to be fitted to them")
     given = batches if isinstance(batches, CompressionPlan) else plan
     if given is not None:
         if own := options.changed():

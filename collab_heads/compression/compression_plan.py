@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from collab_heads.base.checks import check_choice, is_index, is_number
+from collab_heads.base.checks import check_choice, is_count, is_index, is_number
 from collab_heads.base.display import text_table
 from collab_heads.base.option_values import MODEL_SHAPES, FeedForwardRole, ModelShape, SitePart
 from collab_heads.base.progress import progress_bar
@@ -20,19 +20,21 @@ from collab_heads.compression.measurements import Measurements
 from collab_heads.compression.measures import UNITS, Measure
 from collab_heads.compression.options import PlanOptions
 from collab_heads.compression.parts.shape import UNCHANGED, Choice
-from collab_heads.compression.parts.table import PARTS, parts_of
+from collab_heads.compression.parts.table import PARTS, choices_of, wholes_of
 from collab_heads.compression.spending import AnySpending, Option
 from collab_heads.errors import ArgumentError
 from collab_heads.files.reading import read_document, write_document
 from collab_heads.model.opened import opened
 from collab_heads.plots.curves import budget_curve
 from collab_heads.sites.site import Role
+from collab_heads.sites.state import expect
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 VERSION = 1  # of the file of a plan
 POINTS = 64  # of a curve
+AMOUNTS = "a number of 0 or more for every choice"
 TABLE_BUDGETS = (0.9, 0.75, 0.66, 0.5, 0.4, 0.33, 0.25, 0.2, 0.15, 0.1)
 
 Choices = Mapping[str, Choice]
@@ -72,14 +74,22 @@ class PlannedSite:
 
     @classmethod
     def from_dict(cls, stored: Mapping) -> PlannedSite:
-        choices = [Choice.of(**dict(zip(stored["whole"], sizes, strict=True))) for sizes in stored["choices"]]
-        numbers = tuple(tuple(map(float, stored[name])) for name in ("costs", "errors"))
-        made = cls(stored["path"], stored["role"], dict(stored["whole"]), tuple(choices), *numbers)
-        if not choices or choices[-1] != UNCHANGED or not set(made.whole) <= set(PARTS):
-            raise ValueError(f"the choices of {made.path}")
-        if any(len(each) != len(choices) or not all(math.isfinite(n) and n >= 0 for n in each) for each in numbers):
-            raise ValueError(f"the costs or errors of {made.path}")
-        return made
+        """Return the site that `to_dict` described.
+
+        Raises:
+            ValueError: if a number is not one that a plan has; other errors on what is described otherwise.
+        """
+        path, whole = stored["path"], dict(stored["whole"])
+        expect(set(whole) <= set(PARTS) and all(map(is_count, whole.values())), f"whole of {path}", whole, "sizes")
+        for sizes in stored["choices"]:
+            fit = [size is None or is_index(size, most) for size, most in zip(sizes, whole.values(), strict=True)]
+            expect(all(fit), f"a choice of {path}", sizes, f"sizes below {whole}, or null")
+        choices = tuple(Choice.of(**dict(zip(whole, sizes, strict=True))) for sizes in stored["choices"])
+        expect(choices[-1] == UNCHANGED, f"the last choice of {path}", choices[-1], "the site as it is")
+        for name in ("costs", "errors"):
+            numbers = stored[name]
+            expect(len(numbers) == len(choices) and all(map(is_amount, numbers)), f"{name} of {path}", numbers, AMOUNTS)
+        return cls(path, stored["role"], whole, choices, tuple(stored["costs"]), tuple(stored["errors"]))
 
 
 @dataclass(eq=False)
@@ -268,23 +278,24 @@ class CompressionPlan:
                 for each in stored["allowed"]
             ]
             pairs = [pair for each in allowed for pair in zip(each, counts, strict=True)]
-            if not pairs or not all(some and all(is_index(i, count) for i in some) for some, count in pairs):
-                raise ValueError("the allowed choices")
-            options = PlanOptions(**stored["options"])
+            are_valid = [bool(some) and all(is_index(i, count) for i in some) for some, count in pairs]
+            expect(bool(pairs) and all(are_valid), "allowed", stored["allowed"], "indices of choices")
+            paths = [site.path for site in sites]
+            expect(len(set(paths)) == len(paths), "the paths", paths, "each site once")
             check_choice("shape", stored["shape"], MODEL_SHAPES)
-            return cls(options, stored["shape"], sites, allowed, seconds=float(stored["seconds"]))
+            expect(is_amount(stored["seconds"]), "seconds", stored["seconds"], "a number, 0 or more")
+            return cls(PlanOptions(**stored["options"]), stored["shape"], sites, allowed, seconds=stored["seconds"])
 
         return read_document(path, VERSION, "plan of a compression", build)
 
     def check_sites(self, measured: Measurements) -> None:
-        """Raise ArgumentError unless a model has the sites of this plan, in their sizes.
+        """Raise ArgumentError unless a model has the sites of this plan, with its sizes and its choices.
 
         Args:
             measured: the measurements of the model.
         """
-        shapes = measured.shapes
-        found = {path: {n: part.whole(shape) for n, part in parts_of(shape).items()} for path, shape in shapes.items()}
-        if found != {site.path: dict(site.whole) for site in self.sites}:
+        of_model = [(path, wholes_of(shape), tuple(choices_of(shape))) for path, shape in measured.shapes.items()]
+        if of_model != [(site.path, site.whole, site.choices) for site in self.sites]:
             raise ArgumentError("the plan was made for another model, or the model was changed since: make a new one")
 
     def __str__(self) -> str:
@@ -296,6 +307,11 @@ class CompressionPlan:
         header = ["budget", "predicted error", *(part.heading for part in PARTS.values())]
         last = f"budgets are shares of {self.whole:,.6g} {UNITS[self.of]}; the smallest is {self.least:.3f}"
         return text_table(header, rows, last)
+
+
+def is_amount(value: object) -> bool:
+    """Return True for a finite number of 0 or more."""
+    return is_number(value) and value >= 0
 
 
 def largest(near: float, fits: Callable[[float], bool]) -> float:

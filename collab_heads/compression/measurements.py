@@ -153,7 +153,7 @@ def measure_model(
     to_fit, held = hold_out(batches)
     with one_bar("calibrating"):
         fitted = CalibratedSites(model, stock, stock, sites, to_fit)
-        shown = CalibratedSites(model, stock, stock, sites, held, are_few=True)
+        shown = CalibratedSites(model, stock, stock, sites, held, are_few=True) if errors else None
         work, probe = count_work(model, batches, sites), Probe(model, held, attention)
         others = other_operations(model, batches, sites)
     if attention and probe.longest <= 1:
@@ -161,7 +161,8 @@ def measure_model(
     shapes = {site.path: shape_of(site, kind, parts, options.multiple_of) for site in sites}
     warn_of_other_widths(shapes, options.multiple_of)
     found: dict[str, SiteErrors] = {}
-    for site in progress_bar(sites if errors else (), desc="measuring sites"):
+    for site in progress_bar(sites if shown else (), desc="measuring sites"):
+        assert shown is not None
         shape, path = shapes[site.path], site.path
         with few_threads(widths(site.output)[0]):  # names for calibrations would keep them in memory
             found[path] = SiteErrors(shape, site_errors(site, shape, fitted.take(path), shown.take(path)))

@@ -5,7 +5,15 @@ from dataclasses import asdict, dataclass, fields
 from typing import cast
 
 from collab_heads.base.checks import MAX_SIZE, check_choice, check_count
-from collab_heads.base.option_values import MEASURES, MODEL_SHAPES, SITE_PARTS, Measure, ModelShape, SitePart
+from collab_heads.base.option_values import (
+    MEASURES,
+    MODEL_SHAPES,
+    REFINE_STEPS,
+    SITE_PARTS,
+    Measure,
+    ModelShape,
+    SitePart,
+)
 from collab_heads.collaborative.fit import FitOptions
 from collab_heads.collaborative.kinds import check_kind
 from collab_heads.compression.parts.shape import AttentionShape
@@ -28,7 +36,7 @@ class PlanOptions:
     kind: QueryKeyKind = "per_head"
     shape: ModelShape | None = None
     multiple_of: int = 1
-    refine_steps: int = 120
+    refine_steps: int = REFINE_STEPS
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -55,7 +63,7 @@ class PlanOptions:
 
     @property
     def fit(self) -> FitOptions:
-        """How queries and keys are fitted."""
+        """The options of the fits of queries and keys."""
         return FitOptions(refine_steps=self.refine_steps, seed=self.seed)
 
     def to_dict(self) -> dict:

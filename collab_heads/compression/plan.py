@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from collab_heads.base.arguments import checking_arguments
-from collab_heads.base.option_values import SITE_PARTS, ModelShape, SitePart
+from collab_heads.base.option_values import REFINE_STEPS, SITE_PARTS, ModelShape, SitePart
 from collab_heads.base.progress import one_bar
 from collab_heads.compression.compression_plan import CompressionPlan, PlannedSite
 from collab_heads.compression.latency import Latencies
@@ -20,7 +20,7 @@ from collab_heads.compression.measures import COUNTED, Measure, SiteUse
 from collab_heads.compression.model_shapes import Choosing, allowed_choices
 from collab_heads.compression.options import PlanOptions
 from collab_heads.compression.parts.shape import Choice
-from collab_heads.compression.parts.table import PARTS, choices_of, parts_of
+from collab_heads.compression.parts.table import PARTS, choices_of, wholes_of
 from collab_heads.contract.registry import get_adapter
 from collab_heads.model.batches import NoticingFew, without_unread_labels
 from collab_heads.model.open_layers import OpenLayers
@@ -54,7 +54,7 @@ def plan(
     kind: QueryKeyKind = "per_head",
     shape: ModelShape | None = None,
     multiple_of: int = 1,
-    refine_steps: int = 120,
+    refine_steps: int = REFINE_STEPS,
     seed: int = 0,
 ) -> CompressionPlan:
     """Predict the error of the model's output at every budget; the model is not changed.
@@ -153,8 +153,9 @@ def plan_of(measured: Measurements, cost: Callable[[SiteUse, Choice], float]) ->
         gains, errors = measured.sensitivity[path], measured.errors[path]
         squares = (sum(gains[part] * error for part, error in errors.of(each).items()) for each in choices[path])
         costs = (cost(use, choice) for choice in choices[path])
-        whole = {name: part.whole(use.shape) for name, part in parts_of(use.shape).items()}
-        sites.append(PlannedSite(path, use.role, whole, tuple(choices[path]), tuple(costs), tuple(squares)))
+        sites.append(
+            PlannedSite(path, use.role, wholes_of(use.shape), tuple(choices[path]), tuple(costs), tuple(squares))
+        )
     choosing = Choosing(measured.layers, measured.sites, measured.shapes, choices)
     allowed = list(allowed_choices(choosing, shape, is_even=has_states(measured)))
     return CompressionPlan(measured.options, shape, tuple(sites), allowed, measured)

@@ -14,6 +14,7 @@ from families import FAMILIES
 
 BERT = FAMILIES["bert"]
 BUDGETS = (1.0, 0.8, 0.5, 0.3)
+ODD_SIZES = ("2", -1, 1.5, True, 10**6)  # of the heads of a site
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +67,19 @@ def test_a_loaded_plan_says_what_it_lacks(made, stored):
         compress(model, batches_of(BERT), 0.5, plan=loaded)
 
 
+@pytest.mark.parametrize("change", [lambda c: c["options"].update(multiple_of=8), lambda c: c["sites"].reverse()])
+def test_a_plan_that_says_what_the_model_cannot_be_is_refused(stored, change):
+    loaded, model = CompressionPlan.load(changed(stored, change)), BERT.build()
+    with refused(model, ArgumentError, "made for another model, or the model was changed since"):
+        compress(model, batches_of(BERT), 0.5, plan=loaded)
+
+
+def test_two_plans_are_refused(made, stored):
+    model = made.measured.model
+    with refused(model, ArgumentError, "two plans"):
+        compress(model, made, 0.5, plan=CompressionPlan.load(stored))
+
+
 def changed(stored, change):
     content = json.loads(stored.read_text())
     change(content)
@@ -89,6 +103,9 @@ def changed(stored, change):
         lambda content: content["sites"][0]["whole"].update(wheels=4),
         lambda content: content["allowed"][0].__setitem__(-1, [10**6]),
         lambda content: content["allowed"][0].pop(),
+        lambda content: content["sites"].append(content["sites"][0]),
+        lambda content: content.update(seconds=-1),
+        *(lambda content, size=size: content["sites"][0]["choices"][0].__setitem__(0, size) for size in ODD_SIZES),
     ],
 )
 def test_what_is_no_plan_is_refused(stored, change):

@@ -1,4 +1,4 @@
-"""What counts as padding where inputs are not tokens, or two stacks read two things."""
+"""Padding where inputs are not tokens, or two stacks read two things."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What rotate_heads refuses: places that cannot be, sites that do not fit, wrapped models, sharded optimizers.
+"""Refusals of rotate_heads: places that cannot be, sites that do not fit, wrapped models, sharded optimizers.
 
 Everything is planned before anything moves: a bad pair comes after a good one, and nothing has changed.
 """

@@ -1,4 +1,4 @@
-"""What the page of a report shows: explanations of all measures, and the data for its script."""
+"""Explain all measures on the page of a report, and prepare the data for its script."""
 
 import base64
 import json

@@ -27,6 +27,11 @@ def parts_of(shape: Shape) -> dict[SitePart, Part]:
     return {name: part for name, part in PARTS.items() if isinstance(shape, part.shape)}
 
 
+def wholes_of(shape: Shape) -> dict[SitePart, int]:
+    """Return the size that each part of a site has."""
+    return {name: part.whole(shape) for name, part in parts_of(shape).items()}
+
+
 def resized(shape: Shape, choice: Choice) -> Any:
     """Return the geometry of a site with a choice."""
     geometry = shape.geometry
