@@ -8,8 +8,8 @@ from transformers.models.roberta import modeling_roberta
 from transformers.models.xlm_roberta import modeling_xlm_roberta
 
 from collab_heads.contract.adapter import AttentionAdapter
-from collab_heads.contract.ctranslate2_form import CTranslate2Form
 from collab_heads.contract.feed_forward import FeedForwardNames
+from collab_heads.contract.model_forms import CTranslate2Form
 from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value, replacing, takes_cache
 

@@ -9,9 +9,8 @@ from transformers.models.mt5 import modeling_mt5
 from transformers.models.t5 import modeling_t5
 
 from collab_heads.contract.adapter import AttentionAdapter
-from collab_heads.contract.blueprints import Blueprint, VocabularyForm
-from collab_heads.contract.ctranslate2_form import CTranslate2Form
 from collab_heads.contract.feed_forward import FeedForwardNames
+from collab_heads.contract.model_forms import Blueprint, CTranslate2Form, VocabularyForm
 from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value, replacing, takes_cache
 from collab_heads.layers.position_bias import kept_columns, note_kept_heads

@@ -9,8 +9,8 @@ from transformers.models.dinov2 import modeling_dinov2
 from transformers.models.vit import modeling_vit
 
 from collab_heads.contract.adapter import AttentionAdapter
-from collab_heads.contract.blueprints import ImageBlueprint
 from collab_heads.contract.feed_forward import FeedForwardNames
+from collab_heads.contract.model_forms import ImageBlueprint
 from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value, replacing
 

@@ -8,8 +8,7 @@ from transformers import PretrainedConfig
 from transformers.models.whisper import modeling_whisper
 
 from collab_heads.adapters.marian import STACKS, MarianAdapter, attention  # type: ignore[import-untyped]
-from collab_heads.contract.blueprints import Blueprint
-from collab_heads.contract.ctranslate2_form import CTranslate2Form
+from collab_heads.contract.model_forms import Blueprint, CTranslate2Form
 from collab_heads.contract.registry import get_adapter, head_numbers, register
 from collab_heads.layers.attention import replacing
 from collab_heads.sites.record import CollabConfig

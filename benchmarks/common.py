@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from collab_heads.base.display import portable_name
+from collab_heads.base.report import portable_name
 from collab_heads.compression.compression_plan import CompressionPlan
 from collab_heads.compression.fitting import fit_choices
 from collab_heads.compression.parts.part import install

@@ -23,8 +23,8 @@ from transformers import AutoModel, BertConfig, BertModel
 from transformers.utils import logging
 
 from collab_heads import swap_to_collaborative
-from collab_heads.collaborative.decompose import decompose_per_head, decompose_shared
-from collab_heads.collaborative.solvers import MAX_SWEEPS
+from collab_heads.fitting.decompose import decompose_per_head, decompose_shared
+from collab_heads.fitting.solvers import MAX_SWEEPS
 from common import memory_bytes, minilm, reset_peak, table, write
 
 HEADS, RANK, BASE_RANK, SEED, BAR = 12, 192, 256, 0, 20

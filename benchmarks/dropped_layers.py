@@ -26,7 +26,7 @@ from transformers.utils import logging
 
 from collab_heads.distillation.gap import Gap
 from collab_heads.distillation.processes import Processes
-from collab_heads.model.outputs import Output
+from collab_heads.running.outputs import Output
 from common import interleaved, table, write
 
 SELECTED_ON = 8  # batches by which the layers to keep are chosen

@@ -32,7 +32,7 @@ from transformers.utils import logging
 
 from collab_heads import distill, plan
 from collab_heads.compression import measures
-from collab_heads.compression.workload import Workload
+from collab_heads.compression.measures import Workload
 from common import WORK, compressed_copy, table, write
 
 TASKS = ("mrpc", "stsb", "cola", "sst2", "rte")

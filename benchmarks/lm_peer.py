@@ -18,7 +18,7 @@ from collab_heads.distillation.examples import in_order, list_batches, split
 from collab_heads.distillation.gap import Gap
 from collab_heads.distillation.optimizer import MasterWeights, put_back, trained_alone
 from collab_heads.distillation.processes import DistillOptions, Processes
-from collab_heads.model.batches import evaluating
+from collab_heads.running.batches import evaluating
 
 LEARNING_RATE = 0.01  # as `distill` has it
 

@@ -26,7 +26,7 @@ from transformers import LlamaForCausalLM
 from transformers.utils import logging
 
 from collab_heads import compress, swap_to_collaborative
-from collab_heads.collaborative import frequency_pairs, kinds
+from collab_heads.fitting import frequency_pairs, kinds
 from common import WORK, table, write
 
 SHARES = (0.75, 0.5, 0.33)  # of the query/key width, 32 per head; the last is rounded up to 12

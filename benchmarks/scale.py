@@ -22,9 +22,9 @@ from pathlib import Path
 
 import torch
 
-from collab_heads.collaborative.calibrate import FLOAT64, grouped, most_bytes
-from collab_heads.compression.sequential_refit import MOST_TOKENS
-from collab_heads.compression.sequential_refit import TOKENS as REFIT_TOKENS
+from collab_heads.calibration.calibrate import FLOAT64, grouped, most_bytes
+from collab_heads.compression.fitting import MOST_TOKENS
+from collab_heads.compression.fitting import TOKENS as REFIT_TOKENS
 from common import RESULTS, table, write
 
 NEURONS = "neurons of one block"

@@ -16,10 +16,10 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedMo
 from transformers.utils import logging
 
 from collab_heads import analyze_heads, compress, swap_to_collaborative
-from collab_heads.collaborative.input_moments import InputMoments
+from collab_heads.calibration.input_moments import InputMoments
 from collab_heads.compression.parts.part import LEVELS
-from collab_heads.heads.reconstruction import by_cost, most_costly
-from collab_heads.neurons.regression import DOUBT, NeuronRegression, refit_errors
+from collab_heads.fitting.head_regression import by_cost, most_costly
+from collab_heads.fitting.neuron_regression import DOUBT, NeuronRegression, refit_errors
 from common import ATTENTION, memory_bytes, reset_peak
 
 VOCABULARY, HEAD, WIDER = 1000, 64, 4  # pieces; width of a head; neurons of a block by the width of the model

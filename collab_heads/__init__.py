@@ -37,19 +37,18 @@ from collab_heads.distillation.distill import distill
 from collab_heads.errors import CollabHeadsError
 from collab_heads.heads.adamw import HeadAdamW
 from collab_heads.heads.alpha import alpha_report, swap_to_alpha
-from collab_heads.heads.criteria import HeadCriterion
+from collab_heads.heads.criteria import HeadCriterion, head_importance, most_important
 from collab_heads.heads.fold import fold_heads
 from collab_heads.heads.gating import gate_report, swap_to_gated
-from collab_heads.heads.importance import head_importance, most_important
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
 from collab_heads.heads.prune import prune_heads
+from collab_heads.heads.prune_neurons import PruneNeuronsReport, prune_neurons
 from collab_heads.heads.report import AlphaReport, FoldReport, GateReport, PruneReport
-from collab_heads.model.card import model_card
 from collab_heads.model.peft_targets import peft_targets
-from collab_heads.model.transformers_hooks import install_hooks
-from collab_heads.neurons.prune import PruneNeuronsReport, prune_neurons
 from collab_heads.rotation.exchange import rotate_heads
 from collab_heads.rotation.head_rotation import HeadRotation
+from collab_heads.saving.card import model_card
+from collab_heads.saving.transformers_hooks import install_hooks
 from collab_heads.serving.export import ExportReport, export
 from collab_heads.serving.served_model import ServedModel, load_exported
 from collab_heads.sites.site import AttentionSite, AttentionWeights

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collab_heads.base.extras import is_installed
-from collab_heads.collaborative.kinds import FITS
 from collab_heads.compression.parts.table import PARTS
 from collab_heads.contract import registry
+from collab_heads.fitting.kinds import FITS
 from collab_heads.layers.query_key_kinds import QUERY_KEY_KINDS
 from collab_heads.sites import state
 

@@ -8,7 +8,8 @@ from model_runs import sites
 from test_head_contract import assert_folded_equals, assert_pruned_equals_gated
 
 from collab_heads.layers import alphas, output
-from collab_heads.model import apply_state, initialize
+from collab_heads.model import apply_state
+from collab_heads.saving import initialize
 from families import FAMILIES, LAYOUTS
 
 SOME = ("bert", "albert-groups", "marian-decoder", "t5")  # the output projection is the same class in every layout

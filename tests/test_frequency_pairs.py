@@ -23,8 +23,8 @@ from collab_heads import (
     swap_to_collaborative,
     swap_to_gated,
 )
-from collab_heads.collaborative import frequency_pairs, kinds
 from collab_heads.errors import SwapError
+from collab_heads.fitting import frequency_pairs, kinds
 from collab_heads.layers import rotary_query_key
 from collab_heads.layers.rotary_query_key import RotaryQueryKey, dims_of, turned
 from families import FAMILIES

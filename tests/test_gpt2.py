@@ -30,7 +30,7 @@ from collab_heads import (
 from collab_heads.errors import SwapError
 from collab_heads.layers.fused import FusedPart
 from collab_heads.layers.output import ConstantOutput
-from collab_heads.model.batches import token_masks
+from collab_heads.running.batches import token_masks
 from families import FAMILIES, make
 
 CROSS, ALONE = FAMILIES["gpt2-decoder"], FAMILIES["gpt2"]

@@ -10,7 +10,7 @@ import fake_hub
 import pytest
 from huggingface_hub import ModelCard
 
-from collab_heads.model.marks import SENTENCE, SOURCE, WEIGHTS
+from collab_heads.saving.marks import SENTENCE, SOURCE, WEIGHTS
 
 pytestmark = pytest.mark.slow
 

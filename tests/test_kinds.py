@@ -8,16 +8,17 @@ from model_runs import swap
 
 from collab_heads import get_adapter
 from collab_heads.base import option_values
-from collab_heads.collaborative import score_terms, solvers
-from collab_heads.collaborative.kinds import FITS
+from collab_heads.collaborative import score_terms
 from collab_heads.contract import adapter
+from collab_heads.fitting import solvers
+from collab_heads.fitting.kinds import FITS
 from collab_heads.layers.query_key_kinds import QUERY_KEY_KINDS
 from collab_heads.sites import site, state
 from collab_heads.sites.state import DIVIDED, KINDS
 from families import FAMILIES
 from test_imports import MODULES
 
-TABLES = {"state", "layers.query_key_kinds", "collaborative.kinds"}
+TABLES = {"state", "layers.query_key_kinds", "fitting.kinds"}
 
 
 def is_kind(node: ast.AST | None) -> bool:

@@ -9,7 +9,8 @@ from transformers import EsmModel
 
 import test_contract
 from collab_heads.adapters import albert, gpt2, marian, mpnet, t5
-from collab_heads.collaborative import kinds, plan
+from collab_heads.collaborative import plan
+from collab_heads.fitting import kinds
 from collab_heads.layers import attention
 from families import FAMILIES, each
 

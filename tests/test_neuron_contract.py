@@ -18,7 +18,7 @@ from collab_heads import compress, fold_heads, get_adapter, prune_heads, prune_n
 from collab_heads.layers.layout import weight_of
 from collab_heads.layers.removed import EmptyProjection
 from collab_heads.model.apply_state import keep_neurons
-from collab_heads.model.batches import run_batches, sides
+from collab_heads.running.batches import run_batches, sides
 from collab_heads.sites.record import FIELD, CollabConfig
 from families import FAMILIES, each
 

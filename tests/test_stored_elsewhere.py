@@ -11,7 +11,7 @@ from model_runs import aligned, output, swap
 from transformers import BertForSequenceClassification, Trainer, TrainingArguments, pipeline
 
 from collab_heads import fold_heads, prune_heads
-from collab_heads.model.marks import SENTENCE, SOURCE, WEIGHTS
+from collab_heads.saving.marks import SENTENCE, SOURCE, WEIGHTS
 from families import FAMILIES
 
 INPUTS = FAMILIES["bert"].inputs()

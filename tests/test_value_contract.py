@@ -27,8 +27,8 @@ from collab_heads import (
     swap_to_collaborative,
     swap_to_gated,
 )
-from collab_heads.collaborative import values
 from collab_heads.errors import ArgumentError, SwapError
+from collab_heads.fitting import values
 from collab_heads.layers.layout import weight_of, widths
 from collab_heads.layers.query_key import is_swapped
 from collab_heads.sites.record import CollabConfig

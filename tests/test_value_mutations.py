@@ -7,7 +7,9 @@ import test_value_contract as contract
 import torch
 from model_sizes import WITH_VALUES
 
-from collab_heads.collaborative import input_moments, replacement, values
+from collab_heads.calibration import input_moments
+from collab_heads.collaborative import replacement
+from collab_heads.fitting import values
 from collab_heads.layers import attention
 from collab_heads.layers.values import read_values, write_values
 from collab_heads.model import apply_state

@@ -17,7 +17,7 @@ from model_sizes import FP32_NOISE
 from safetensors.torch import load_file, save_file
 
 from collab_heads.base.extras import INSTALL
-from collab_heads.model.marks import BEGINNING, SENTENCE, SOURCE, auto_map
+from collab_heads.saving.marks import BEGINNING, SENTENCE, SOURCE, auto_map
 from families import FAMILIES, LAYOUTS
 
 ROOT = Path(__file__).parents[1]

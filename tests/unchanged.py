@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from collab_heads import CollabHeadsError
-from collab_heads.model.ties import read_metadata
+from collab_heads.saving.ties import read_metadata
 
 
 def snapshot(model) -> dict:

@@ -26,18 +26,17 @@ from collab_heads.analysis.roles.syntax import Syntax
 from collab_heads.analysis.treebank.conllu import Sentence
 from collab_heads.analysis.treebank.treebank import Treebank
 from collab_heads.base.arguments import checking_arguments
-from collab_heads.base.display import portable_name
 from collab_heads.base.option_values import PrefixKind
 from collab_heads.base.progress import one_bar, progress_bar
+from collab_heads.base.report import portable_name
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.registry import get_adapter, head_numbers
 from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
-from collab_heads.heads.criteria import Gradient, Reconstruction
+from collab_heads.heads.criteria import Gradient, Reconstruction, head_importance
 from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.history import HeadHistory
-from collab_heads.heads.importance import head_importance
-from collab_heads.model.batches import warn_few
 from collab_heads.model.refusals import check_wrapper
+from collab_heads.running.batches import warn_few
 from collab_heads.sites.record import CollabConfig
 
 Result = TypeVar("Result")

@@ -6,15 +6,15 @@ from typing import cast
 
 from torch import Tensor
 
-from collab_heads.collaborative.calibrate import Calibrations, SiteCalibration
-from collab_heads.collaborative.decompose import Decomposition
-from collab_heads.collaborative.fit import FitOptions
-from collab_heads.collaborative.input_moments import InputMoments
-from collab_heads.collaborative.kinds import FITS
+from collab_heads.calibration.calibrate import Calibrations, SiteCalibration
+from collab_heads.calibration.input_moments import InputMoments
 from collab_heads.collaborative.plan import SitePlan, ValuePlan
-from collab_heads.collaborative.refine import OutputGap, Refinement, refine
 from collab_heads.collaborative.report import SiteReport
-from collab_heads.collaborative.values import NarrowValues, head_moments, narrow_values
+from collab_heads.fitting.decompose import Decomposition
+from collab_heads.fitting.fit import FitOptions
+from collab_heads.fitting.kinds import FITS
+from collab_heads.fitting.refine import OutputGap, Refinement, refine
+from collab_heads.fitting.values import NarrowValues, head_moments, narrow_values
 from collab_heads.layers.output import gates_of
 from collab_heads.layers.query_key import QueryKey
 from collab_heads.layers.values import ValueWeights, read_values

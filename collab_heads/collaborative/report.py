@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from collab_heads.base.report import Cell, Report, change
-from collab_heads.collaborative.kinds import FITS
-from collab_heads.collaborative.widths import HEAD_MULTIPLE
+from collab_heads.fitting.kinds import FITS
+from collab_heads.fitting.widths import HEAD_MULTIPLE
 from collab_heads.sites.site import Role
 from collab_heads.sites.state import QueryKeyKind
 

@@ -8,11 +8,11 @@ from transformers import AutoModel, PretrainedConfig
 
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_choice
-from collab_heads.collaborative.kinds import FITS, check_kind, kind_for
 from collab_heads.collaborative.plan import choose_sites, plan_site, plan_values
-from collab_heads.collaborative.widths import Width
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, SwapError
+from collab_heads.fitting.kinds import FITS, check_kind, kind_for
+from collab_heads.fitting.widths import Width
 from collab_heads.model.open_layers import OpenLayers
 from collab_heads.sites.record import FIELD, CollabConfig
 from collab_heads.sites.state import MIXING_INITS, MixingInit, QueryKeyKind, SiteState

@@ -12,22 +12,21 @@ from collab_heads.base.checks import check_choice
 from collab_heads.base.numerics import few_threads
 from collab_heads.base.option_values import ALLOCATIONS, REFINE_STEPS, Allocation
 from collab_heads.base.progress import one_bar, progress_bar
-from collab_heads.collaborative.allocate import balance_widths
-from collab_heads.collaborative.calibrate import CalibratedSites
-from collab_heads.collaborative.fit import FitOptions
-from collab_heads.collaborative.kinds import FITS, check_kind, kind_for
-from collab_heads.collaborative.plan import SitePlan, ValuePlan, choose_sites, plan_site, plan_values
+from collab_heads.calibration.calibrate import CalibratedSites
+from collab_heads.collaborative.plan import SitePlan, ValuePlan, balance_widths, choose_sites, plan_site, plan_values
 from collab_heads.collaborative.replacement import Replacement, make_replacement
 from collab_heads.collaborative.report import SwapReport
-from collab_heads.collaborative.solvers import Method
-from collab_heads.collaborative.widths import Width
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError, SwapError
+from collab_heads.fitting.fit import FitOptions
+from collab_heads.fitting.kinds import FITS, check_kind, kind_for
+from collab_heads.fitting.solvers import Method
+from collab_heads.fitting.widths import Width
 from collab_heads.model.apply_state import SiteWeights, apply_state
-from collab_heads.model.batches import NoticingFew
 from collab_heads.model.open_layers import OpenLayers
 from collab_heads.model.opened import opened
 from collab_heads.model.refusals import check_swappable, check_values
+from collab_heads.running.batches import NoticingFew
 from collab_heads.sites.state import QueryKeyKind
 
 PHASES = ("calibrating", 2), ("measuring widths", 1), ("decomposing", 7)

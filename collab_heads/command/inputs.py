@@ -26,8 +26,8 @@ from collab_heads.data.batches import Collate, check_room, chunked, generate, lo
 from collab_heads.data.parallel import Pairs, columns_of, read_lines, read_two, without_empty
 from collab_heads.data.tables import TABLES, is_table, read_table
 from collab_heads.errors import ArgumentError, DataError, LoadError, UnsupportedModelError
-from collab_heads.model.batches import evaluating
-from collab_heads.model.loading import load_or_explain
+from collab_heads.running.batches import evaluating
+from collab_heads.saving.loading import load_or_explain
 
 
 class Loaded(NamedTuple):

@@ -18,10 +18,10 @@ from collab_heads.contract.registry import adapter_for_config, supported_model_t
 from collab_heads.errors import DataError, NonFiniteError
 from collab_heads.layers.gates import HeadGates
 from collab_heads.layers.output import gates_of
-from collab_heads.model.loading import explaining, load_or_explain
 from collab_heads.model.open_layers import OpenFeedForward, OpenLayers, OpenSite
 from collab_heads.model.site_size import FeedForwardGeometry, site_size, size_of
-from collab_heads.model.ties import check_stored
+from collab_heads.saving.loading import explaining, load_or_explain
+from collab_heads.saving.ties import check_stored
 from collab_heads.sites.record import trimmed_vocabulary
 
 

@@ -15,9 +15,8 @@ from transformers import PreTrainedModel
 from collab_heads.analysis.analyze import analyze_heads
 from collab_heads.analysis.report.head_report import HeadReport
 from collab_heads.analysis.treebank.conllu import read_conllu
-from collab_heads.base.display import portable_name
 from collab_heads.base.extras import missing
-from collab_heads.collaborative.kinds import check_kind
+from collab_heads.base.report import portable_name
 from collab_heads.collaborative.report import SwapReport
 from collab_heads.collaborative.swap import swap_to_collaborative
 from collab_heads.command.inputs import Loaded, batches_of, calibration, check_class, drawn, load, read_data
@@ -34,15 +33,15 @@ from collab_heads.distillation.examples import num_examples
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.files.atomic import write_json
 from collab_heads.files.folders import write_folder
-from collab_heads.heads.criteria import criterion_of
+from collab_heads.fitting.kinds import check_kind
+from collab_heads.heads.criteria import criterion_of, head_importance, most_important
 from collab_heads.heads.fold import fold_heads
 from collab_heads.heads.gating import gated_sites, swap_to_gated
-from collab_heads.heads.importance import head_importance, most_important
 from collab_heads.heads.prune import prune_heads
 from collab_heads.heads.report import FoldReport, PruneReport
-from collab_heads.model.card import complete
-from collab_heads.model.sentence_encoder import copy_modules
 from collab_heads.plots.canvas import save_figure
+from collab_heads.saving.card import complete
+from collab_heads.saving.sentence_encoder import copy_modules
 from collab_heads.serving.export import TARGETS, ExportReport, export
 from collab_heads.sites.site import select_sites
 from collab_heads.training.options.changes import check_fit

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from collab_heads.base.checks import check_choice, is_count, is_index, is_number
-from collab_heads.base.display import text_table
 from collab_heads.base.option_values import MODEL_SHAPES, FeedForwardRole, ModelShape, SitePart
 from collab_heads.base.progress import progress_bar
+from collab_heads.base.report import text_table
 from collab_heads.compression.fitting import fit_choices, fitted_error
 from collab_heads.compression.measurements import Measurements
 from collab_heads.compression.measures import UNITS, Measure

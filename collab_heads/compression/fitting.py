@@ -1,22 +1,48 @@
-"""Fit the choices of a plan, and measure the error of the model's output with them; the model stays as it is."""
+"""Fit the choices of a plan, and measure the error of the model's output with them; the model stays as it is.
 
+The fits of `parts` see the original model. Each makes up for what its own site lost, and knows nothing of the errors of
+the sites before it. So every last projection (W_O, or the last one of a feed-forward block) is then fitted again, in
+the order in which the sites run. It reads what the smaller model gives it. Its target is what the module after it reads
+in the original, with the residual connection added: so it also makes up for the errors before it, as far as what is
+left of the site allows. As in GPTQ (Frantar et al. 2023, arXiv:2210.17323) and K-prune (Park et al. 2024,
+arXiv:2308.03449), no labels are needed.
+
+With y the output of a site, s what the next module reads, and s0 what it reads in the original, the target of y is
+y + s0 - s. Where the next module reads y alone (a norm of the output, in Gemma 3), this is the original output; where y
+is scaled before it is added (DINOv2), the difference is divided by the scale. A norm follows in all families, so a
+token counts by one over the variance of s0.
+
+Shapes: n the width of what a last projection reads, D width of the model.
+"""
+
+import logging
+import math
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import cast
 
-from collab_heads.base.numerics import few_threads
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from collab_heads.base.numerics import few_threads, float64, solve_positive
 from collab_heads.base.progress import progress_bar
 from collab_heads.compression.measurements import Measurements
 from collab_heads.compression.parts.part import Fit, install
 from collab_heads.compression.parts.shape import UNCHANGED, Choice
 from collab_heads.compression.parts.table import fit_site
-from collab_heads.compression.sequential_refit import refitted_in_order
-from collab_heads.layers.layout import widths
-from collab_heads.model.apply_state import undone
+from collab_heads.compression.residual_readers import Reader, find_readers, watching
+from collab_heads.layers.layout import weight_of, widths
+from collab_heads.model.apply_state import OutputWeights, refit_output, undone
+from collab_heads.running.batches import EnoughSeen, run_batches
+from collab_heads.running.portions import portions
 
 
 def fit_choices(measured: Measurements, choices: Mapping[str, Choice]) -> dict[str, list[Fit]]:
     """Fit choices for sites: path -> fits of every site that changes; the model stays as it is.
 
-    The last projections are then refitted in the order of the sites (see `sequential_refit`). This is kept if it
+    The last projections are then refitted in the order of the sites (`refitted_in_order`). This is kept if it
     reduces the error of the output on the examples that are held out.
 
     Args:
@@ -43,3 +69,231 @@ def fitted_error(measured: Measurements, fitted: Mapping[str, Sequence[Fit]]) ->
     with undone(measured.layers, measured.sites) as tried:
         install(tried, fitted)
         return measured.probe.error()
+
+
+RIDGES = (1e-2, 1e-1, 1.0, 10.0, 100.0)  # around the present weights, as shares of the mean square of what they read
+TOKENS = 400_000  # times sites, at most, about: each refit runs the model up to its site
+MOST_TOKENS = 32_768  # about
+VALIDATED = 8  # one portion of so many chooses the ridge; fewer portions say too little
+FEWEST = 3 * VALIDATED  # portions to fit to, if there are so many, however long they are
+FLAT = 0.01  # of the median variance: tokens with less count as if they had so much
+TARGETS = 64 * 2**20  # bytes of targets that are held at a time: each further group is a further pass of the original
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RefittedOutput(Fit):
+    """The fit of a last projection beside the smaller sites before it.
+
+    Attributes:
+        output: the last projection.
+    """
+
+    output: OutputWeights
+
+    def put_into(self, site, state):
+        refit_output(site.output, self.output)
+        return state
+
+
+def refitted_in_order(measured: Measurements, fitted: Mapping[str, Sequence[Fit]]) -> dict[str, list[Fit]]:
+    """Refit last projections after some fits; the model is unchanged afterwards.
+
+    Args:
+        measured: the measurements of the model.
+        fitted: path -> fits of every site that changes.
+
+    Returns:
+        The same fits, each followed by a `RefittedOutput` where this reduces the error on examples that it was not
+        fitted to. Sites that keep their sizes, after the first one that changes, may have one, too. Empty if there is
+        none, or if there are too few examples.
+    """
+    if not fitted:
+        return {}
+    model, found = measured.model, {path: [*fits] for path, fits in fitted.items()}
+    measured.fitted.release()
+    examples, tokens = examples_of(measured)
+    if len(examples) < VALIDATED:
+        logger.info("the last projections are not refitted in order: there are too few calibration examples")
+        return {}
+    readers = find_readers(model, measured.sites, examples[0])
+    while readers and readers[0].site.path not in fitted:
+        del readers[0]  # it reads what it reads in the original
+    is_refitted = False
+    for group in progress_bar(grouped(readers, tokens), desc="refitting in order"):
+        targets = targets_of(model, group, examples)
+        with undone(measured.layers, measured.sites) as tried:
+            install(tried, found)
+            for reader in group:
+                output = refit(model, reader, examples, targets.pop(reader.output))
+                if output is not None:
+                    projection = model.get_submodule(reader.output)
+                    refit_output(projection, output)
+                    found.setdefault(reader.site.path, []).append(RefittedOutput(output.rounded(projection)))
+                    is_refitted = True
+    return found if is_refitted else {}
+
+
+def examples_of(measured: Measurements) -> tuple[list[Mapping], int]:
+    """Return portions of the examples that are fitted to, a sample if there are many, and about how many tokens.
+
+    They are in random order, always the same: the portions of a batch are sorted by length.
+    """
+    is_encoder_decoder = measured.model.config.is_encoder_decoder
+    tokens = max(work.queries // work.calls for work in measured.work.values())
+    limit = min(MOST_TOKENS, TOKENS // len(measured.work))
+    batches = measured.fitted.batches
+    total = sum(1 for batch in batches for _ in portions(batch, is_encoder_decoder))
+    count = min(total, max(math.ceil(total * limit / max(tokens, 1)), FEWEST))
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(0)).tolist()[:count]
+    cut = (portion for batch in batches for portion in portions(batch, is_encoder_decoder))
+    wanted = set(order)
+    chosen = {number: portion for number, portion in enumerate(cut) if number in wanted}
+    return [chosen[number] for number in order], tokens * count // total
+
+
+def grouped(readers: Sequence[Reader], tokens: int) -> list[list[Reader]]:
+    """Cut readers into groups whose targets take at most `TARGETS` bytes."""
+    size = torch.float32.itemsize * tokens * max((widths(reader.site.output)[1] for reader in readers), default=1)
+    count = max(TARGETS // max(size, 1), 1)
+    return [[*readers[start : start + count]] for start in range(0, len(readers), count)]
+
+
+def targets_of(
+    model: PreTrainedModel, readers: Sequence[Reader], examples: Sequence[Mapping]
+) -> dict[str, list[Tensor]]:
+    """Run the original; return what readers read: name of the last projection -> portion -> [tokens, D]."""
+    found: dict[str, list[Tensor]] = {reader.output: [] for reader in readers}
+    masks: dict[str, Tensor | None] = {}
+    with ExitStack() as stack:
+        for reader in readers:
+
+            def see(inputs: Tensor, put_out: Tensor, read: Tensor, reader: Reader = reader) -> None:
+                found[reader.output].append(reader.real(read, masks))
+                if reader is readers[-1]:
+                    raise EnoughSeen
+
+            stack.enter_context(watching(model, reader, see))
+        run_batches(model, examples, masks, "running the original")
+    return found
+
+
+@dataclass
+class Sums:
+    """Sums over tokens for a regression of targets y on x = [u; 1], u what a last projection reads.
+
+    Attributes:
+        second: [n + 1, n + 1], float64, of x x^T.
+        right: [n + 1, D], float64, of x y^T.
+    """
+
+    second: Tensor
+    right: Tensor
+
+    @classmethod
+    def zeros(cls, width: int, dim: int, like: Tensor) -> "Sums":
+        """Return the sums over no tokens.
+
+        Args:
+            width: n.
+            dim: D.
+            like: a tensor on the device of the model.
+        """
+        empty = float64(like.new_zeros(0))
+        return cls(empty.new_zeros(width + 1, width + 1), empty.new_zeros(width + 1, dim))
+
+    def add(self, rows: Tensor, targets: Tensor) -> None:
+        """Add tokens: x [tokens, n + 1] and y [tokens, D]."""
+        rows, targets = float64(rows), float64(targets)  # products in less may not be positive definite
+        self.second += rows.mT @ rows
+        self.right += rows.mT @ targets
+
+    def solve(self, present: Tensor, ridge: float, has_bias: bool) -> Tensor:
+        """Return the weights, with the bias as a last row, near the present ones: [n + 1, D].
+
+        Args:
+            present: [n + 1, D].
+            ridge: how near, as a share of the mean square of u. The bias is free.
+            has_bias: whether there is a bias; without it, its row stays.
+        """
+        free = slice(None) if has_bias else slice(-1)
+        missing, found = torch.addmm(self.right, self.second, present, alpha=-1)[free], present.clone()
+        second = self.second[free, free].clone()
+        squares = second.diagonal()[: len(present) - 1]
+        if len(squares):
+            squares += ridge * squares.mean().clamp(min=torch.finfo(squares.dtype).tiny ** 0.5)
+        found[free] += solve_positive(second, missing)
+        return found
+
+
+def refit(
+    model: PreTrainedModel, reader: Reader, examples: Sequence[Mapping], targets: Sequence[Tensor]
+) -> OutputWeights | None:
+    """Refit one last projection; None where this does not reduce the error on portions that it is not fitted to.
+
+    Args:
+        model: the model, in which everything before the site is as it will be.
+        reader: of the site.
+        examples: portions.
+        targets: portion -> [tokens, D], what the reader reads in the original.
+    """
+    sums: list[Sums] = []
+    held: list[tuple[Tensor, Tensor]] = []  # rows and targets that choose the ridge
+    masks: dict[str, Tensor | None] = {}
+    left = list(targets)
+
+    def see(inputs: Tensor, put_out: Tensor, read: Tensor) -> None:
+        used, own, states = (reader.real(each, masks).to(inputs.device) for each in (inputs, put_out, read))
+        number, original, scale = len(targets) - len(left), left.pop(0).to(used), reader.scale.to(used)
+        root = roots_of_weights(original)
+        missing = ((original - states) / scale).where(scale != 0, 0.0)  # of the output
+        rows, wanted = torch.cat([used, used.new_ones(len(used), 1)], dim=1) * root, (own + missing) * root
+        if number % VALIDATED == VALIDATED - 1:
+            held.append((rows, wanted))
+        else:
+            if not sums:
+                sums.append(Sums.zeros(used.shape[1], own.shape[1], used))
+            sums[0].add(rows, wanted)
+        raise EnoughSeen
+
+    with watching(model, reader, see):
+        run_batches(model, examples, masks, "refitting")
+    if not sums or not held:
+        return None
+    if not (sums[0].second.diagonal().isfinite().all() and sums[0].right.isfinite().all()):
+        return None  # half precision may overflow in the smaller model
+    output = model.get_submodule(reader.output)
+    present, has_bias = weights_of(output, sums[0].right), output.bias is not None
+    with few_threads(len(present)):
+        tried = {ridge: error(sums[0].solve(present, ridge, has_bias), held) for ridge in RIDGES}
+        ridge = min(tried, key=lambda ridge: tried[ridge])
+        if not tried[ridge] < error(present, held):
+            return None
+        for rows, wanted in held:
+            sums[0].add(rows, wanted)
+        found = sums[0].solve(present, ridge, has_bias)
+    return OutputWeights(found[:-1].mT, found[-1] - present[-1])
+
+
+def error(weights: Tensor, held: Sequence[tuple[Tensor, Tensor]]) -> float:
+    """Return the sum of squared errors of weights [n + 1, D] for some rows and targets."""
+    return sum(float((rows.to(weights) @ weights - wanted.to(weights)).square().sum()) for rows, wanted in held)
+
+
+def roots_of_weights(states: Tensor) -> Tensor:
+    """Return the square roots of what tokens count: [tokens, D] -> [tokens, 1]."""
+    variances = states.var(-1, keepdim=True)
+    least = torch.finfo(variances.dtype).tiny ** 0.5  # of states that are all zeros
+    return variances.clamp(min=max(FLAT * float(variances.median()), least)).rsqrt()
+
+
+@torch.no_grad()
+def weights_of(output: nn.Module, like: Tensor) -> Tensor:
+    """Return the present weights of a last projection as [n + 1, D], with the bias (or zeros) as the last row."""
+    rows = torch.zeros_like(like)
+    if len(rows) > 1:
+        rows[:-1] = weight_of(output).mT
+    if output.bias is not None:
+        rows[-1] = cast(Tensor, output.bias)
+    return rows

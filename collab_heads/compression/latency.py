@@ -18,8 +18,8 @@ from collab_heads.compression.measures import SiteUse
 from collab_heads.compression.parts.shape import UNCHANGED, Choice, Shape
 from collab_heads.compression.parts.table import parts_of, resized
 from collab_heads.model.apply_state import undone
-from collab_heads.model.batches import evaluating, run_batches
 from collab_heads.model.open_layers import OpenFeedForward, OpenLayers, OpenLayerSite, OpenSite
+from collab_heads.running.batches import evaluating, run_batches
 
 KNOTS = 4  # sizes of each part that are timed, or one more; times in between are interpolated
 TURNS, TURNS_AGAIN = 3, 10  # for a table; and for the chosen sizes beside the original ones

@@ -16,25 +16,24 @@ from transformers.utils import logging
 from collab_heads.base.numerics import few_threads
 from collab_heads.base.option_values import SitePart
 from collab_heads.base.progress import one_bar, progress_bar
-from collab_heads.collaborative.calibrate import CalibratedSites
-from collab_heads.collaborative.fit import FitOptions
-from collab_heads.collaborative.kinds import FITS
-from collab_heads.compression.measures import SiteUse
+from collab_heads.calibration.calibrate import CalibratedSites
+from collab_heads.compression.measures import SiteUse, Workload, count_work, other_operations
 from collab_heads.compression.options import PlanOptions
 from collab_heads.compression.parts.part import install
 from collab_heads.compression.parts.query_key import QUICK
 from collab_heads.compression.parts.shape import AttentionShape, Choice, FeedForwardShape, Shape, shape_of
 from collab_heads.compression.parts.table import PARTS, fit_site, parts_of, site_errors
 from collab_heads.compression.probe import Probe
-from collab_heads.compression.workload import Workload, count_work, other_operations
 from collab_heads.errors import ArgumentError, CalibrationError, SwapError, UnsupportedModelError
+from collab_heads.fitting.fit import FitOptions
+from collab_heads.fitting.kinds import FITS
 from collab_heads.heads.prune import check_prunable
 from collab_heads.layers.layout import widths
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.model.apply_state import undone
-from collab_heads.model.batches import each_batch, num_rows, select
 from collab_heads.model.open_layers import OpenFeedForward, OpenLayers, OpenLayerSite, OpenSite
 from collab_heads.model.refusals import check_feed_forwards, check_swappable, check_values
+from collab_heads.running.batches import each_batch, num_rows, select
 from collab_heads.sites.record import CollabConfig
 from collab_heads.sites.site import select_sites
 

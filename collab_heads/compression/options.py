@@ -14,11 +14,11 @@ from collab_heads.base.option_values import (
     ModelShape,
     SitePart,
 )
-from collab_heads.collaborative.fit import FitOptions
-from collab_heads.collaborative.kinds import check_kind
 from collab_heads.compression.parts.shape import AttentionShape
 from collab_heads.compression.parts.table import PARTS
 from collab_heads.errors import ArgumentError
+from collab_heads.fitting.fit import FitOptions
+from collab_heads.fitting.kinds import check_kind
 from collab_heads.sites.state import QueryKeyKind
 
 

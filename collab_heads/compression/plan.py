@@ -22,11 +22,11 @@ from collab_heads.compression.options import PlanOptions
 from collab_heads.compression.parts.shape import Choice
 from collab_heads.compression.parts.table import PARTS, choices_of, wholes_of
 from collab_heads.contract.registry import get_adapter
-from collab_heads.model.batches import NoticingFew, without_unread_labels
 from collab_heads.model.open_layers import OpenLayers
 from collab_heads.model.opened import opened
 from collab_heads.model.refusals import check_not_inference
-from collab_heads.model.translations import with_translations
+from collab_heads.running.batches import NoticingFew, without_unread_labels
+from collab_heads.running.translations import with_translations
 from collab_heads.sites.state import QueryKeyKind
 
 if TYPE_CHECKING:

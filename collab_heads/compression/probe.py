@@ -9,10 +9,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from collab_heads.errors import CalibrationError, NonFiniteError
-from collab_heads.model.batches import run_batches
 from collab_heads.model.open_layers import OpenSite
-from collab_heads.model.outputs import Output, read_output
-from collab_heads.model.portions import portions
+from collab_heads.running.batches import run_batches
+from collab_heads.running.outputs import Output, read_output
+from collab_heads.running.portions import portions
 
 ELEMENTS = 8 * 2**20  # of the output of a portion that are kept; of a larger one, an even sample of its rows
 

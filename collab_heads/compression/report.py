@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from collab_heads.base.display import loss_in_words
 from collab_heads.base.option_values import FeedForwardRole, SitePart
-from collab_heads.base.report import Cell, Report, of_fields, table_of
+from collab_heads.base.report import Cell, Report, loss_in_words, of_fields, table_of
 from collab_heads.compression.measures import UNITS, Measure
 from collab_heads.compression.parts.table import PARTS
 from collab_heads.sites.site import Role

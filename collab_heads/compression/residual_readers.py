@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from collab_heads.model.batches import EnoughSeen, run_batches, sides
 from collab_heads.model.open_layers import OpenLayerSite
+from collab_heads.running.batches import EnoughSeen, run_batches, sides
 
 PASSIVE = (nn.Dropout, nn.Identity)  # in evaluation mode they put out what they read
 SCALES = "LayerScale"  # in the names of classes that multiply what they read by a number per dimension (DINOv2)

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from collab_heads.contract.blueprints import Blueprint, ImageBlueprint
-from collab_heads.contract.ctranslate2_form import CTranslate2Form
 from collab_heads.contract.feed_forward import FeedForwardNames
+from collab_heads.contract.model_forms import Blueprint, CTranslate2Form, ImageBlueprint
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.fused import Projection, whole_of
 from collab_heads.layers.query_key import QueryKey, is_swapped
@@ -303,7 +302,7 @@ class AttentionAdapter:
     def token_masks(
         self, config: PretrainedConfig, inputs: Mapping, masks: dict[str, Tensor | None]
     ) -> dict[str, Tensor | None]:
-        """Refine which tokens count, where the attention masks of a family do not say it (`model.batches.token_masks`).
+        """Refine which tokens count, where the attention masks of a family do not say it (`running.batches.token_masks`).
 
         Args:
             config: of the model.

@@ -6,8 +6,7 @@ from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import did_you_mean, is_list
 from collab_heads.base.wrappers import check_model
 from collab_heads.contract.adapter import AttentionAdapter, Capability
-from collab_heads.contract.blueprints import Blueprint, ImageBlueprint
-from collab_heads.contract.ctranslate2_form import CTranslate2Form
+from collab_heads.contract.model_forms import Blueprint, CTranslate2Form, ImageBlueprint
 from collab_heads.errors import ArgumentError, UnsupportedModelError
 from collab_heads.sites.record import CollabConfig, kept_heads
 

@@ -15,7 +15,7 @@ from collab_heads.data.batches import check_room, longest_first
 from collab_heads.data.glue import Data
 from collab_heads.data.glue_tasks import LAYOUTS, Task
 from collab_heads.errors import ArgumentError
-from collab_heads.model.batches import evaluating
+from collab_heads.running.batches import evaluating
 
 HEADS = "ForSequenceClassification", "ForImageClassification"  # how names of such model classes end
 Collator = Callable[[list], Mapping[str, torch.Tensor]]  # encoded examples -> a batch, padded

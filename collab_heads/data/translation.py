@@ -17,7 +17,7 @@ from collab_heads.base.progress import progress_bar
 from collab_heads.data.batches import IGNORED, check_room, generate, longest_first, tokenize
 from collab_heads.data.parallel import Corpus
 from collab_heads.data.tokenizing import digest_of_tokens, tokenized_by, tokenized_in
-from collab_heads.model.batches import evaluating
+from collab_heads.running.batches import evaluating
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from transformers.utils import logging
 
-from collab_heads.base.display import text_table
+from collab_heads.base.report import text_table
 from collab_heads.demo.bilingual import corpus
 from collab_heads.demo.models import model_folder
 from collab_heads.demo.paraphrases import pairs

@@ -14,9 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from collab_heads.base.display import text_table
 from collab_heads.base.processes import LaunchedProcesses, agreed
-from collab_heads.base.report import Report
+from collab_heads.base.report import Report, text_table
 from collab_heads.errors import OutputError
 from collab_heads.files.atomic import write_file, writing
 from collab_heads.files.checkpoint import check_holds, check_same_run, check_undamaged, new_checkpoint, read_progress

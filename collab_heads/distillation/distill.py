@@ -28,10 +28,10 @@ from collab_heads.distillation.examples import (
 from collab_heads.distillation.gap import Gap
 from collab_heads.distillation.optimizer import MasterWeights, put_back, trained_alone, trained_parameters
 from collab_heads.distillation.processes import DistillOptions, Precision, Processes
-from collab_heads.model.batches import Batch, Part, evaluating
 from collab_heads.model.open_layers import OpenLayers
 from collab_heads.model.refusals import check_finite_sites
-from collab_heads.model.translations import with_translations
+from collab_heads.running.batches import Batch, Part, evaluating
+from collab_heads.running.translations import with_translations
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

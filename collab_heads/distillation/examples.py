@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from collab_heads.errors import ArgumentError, CalibrationError, CollabHeadsError, UnsupportedModelError
-from collab_heads.model.batches import (
+from collab_heads.model.opened import check_trainable
+from collab_heads.model.refusals import check_wrapper
+from collab_heads.running.batches import (
     Batch,
     Part,
     each_batch,
@@ -23,9 +25,7 @@ from collab_heads.model.batches import (
     token_masks,
     without_unread_labels,
 )
-from collab_heads.model.opened import check_trainable
-from collab_heads.model.portions import IGNORED, without_padding
-from collab_heads.model.refusals import check_wrapper
+from collab_heads.running.portions import IGNORED, without_padding
 from collab_heads.sites.record import FIELD, TRIMMED
 
 HELD_OUT = 8  # one batch of so many is held out

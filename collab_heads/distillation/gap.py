@@ -15,10 +15,10 @@ from collab_heads.distillation.checkpoint import HeldOutError
 from collab_heads.distillation.examples import are_joined, inputs_of
 from collab_heads.distillation.processes import Processes
 from collab_heads.errors import NonFiniteError, UnsupportedModelError
-from collab_heads.model.batches import Batch, Part, moved, naming_batch, num_rows, output_mask, token_masks
 from collab_heads.model.opened import input_device
-from collab_heads.model.outputs import Output, embeddings_of, read_output
-from collab_heads.model.portions import PORTION, portions
+from collab_heads.running.batches import Batch, Part, moved, naming_batch, num_rows, output_mask, token_masks
+from collab_heads.running.outputs import Output, embeddings_of, read_output
+from collab_heads.running.portions import PORTION, portions
 
 # name of the hidden states in an output -> side of the model whose padding they have
 STATES = {"encoder_hidden_states": "encoder", "decoder_hidden_states": "decoder", "hidden_states": "decoder"}

@@ -11,8 +11,14 @@ from transformers import PreTrainedModel
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.errors import SwapError
-from collab_heads.heads.fold_layout import fold_counts, narrow_as_stock, stock_twin, stock_width, write_entries
-from collab_heads.heads.fold_neurons import fold_neurons
+from collab_heads.heads.fold_layout import (
+    fold_counts,
+    fold_neurons,
+    narrow_as_stock,
+    stock_twin,
+    stock_width,
+    write_entries,
+)
 from collab_heads.heads.prune import check_prunable
 from collab_heads.heads.report import FoldReport
 from collab_heads.layers.layout import become, set_weight, weight_of

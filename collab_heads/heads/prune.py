@@ -7,20 +7,19 @@ from transformers import PreTrainedModel
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.progress import one_bar
 from collab_heads.errors import ArgumentError, SwapError
-from collab_heads.heads.criteria import HeadCriterion, criterion_of
+from collab_heads.fitting.head_regression import regressions
+from collab_heads.heads.criteria import HeadCriterion, chosen_heads, criterion_of, importance
 from collab_heads.heads.gating import gates_in
-from collab_heads.heads.importance import chosen_heads, importance
-from collab_heads.heads.reconstruction import regressions
 from collab_heads.heads.report import PrunedSite, PruneReport
 from collab_heads.heads.selection import Target, check_target, removal_choice, roles_of_heads
 from collab_heads.model.apply_state import prune_site
-from collab_heads.model.batches import NoticingFew
 from collab_heads.model.open_layers import OpenLayers
 from collab_heads.model.opened import opened
 from collab_heads.model.refusals import (
     check_prunable,
 )
 from collab_heads.model.site_size import site_size
+from collab_heads.running.batches import NoticingFew
 
 
 @checking_arguments

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from collab_heads.base.display import loss_in_words
-from collab_heads.base.report import Cell, Report, change
+from collab_heads.base.report import Cell, Report, change, loss_in_words
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The interface of query/key projections; a replaced attention module holds one as `query_key`.
 
-Each kind is one file beside this one, listed in `query_key_kinds`; `collaborative/kinds.py` fits it to the weights of a
+Each kind is one file beside this one, listed in `query_key_kinds`; `fitting/kinds.py` fits it to the weights of a
 site.
 
 Shapes: B batch, T query tokens, S key tokens, H heads, R width of the query/key projection over all heads, W width of

@@ -15,7 +15,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from collab_heads.base.numerics import keeping_threads
 from collab_heads.base.progress import progress_bar
 from collab_heads.errors import NonFiniteError, SwapError
-from collab_heads.model.batches import naming_batch, output_mask
+from collab_heads.running.batches import naming_batch, output_mask
 from collab_heads.serving.example_inputs import first_row, padded, without_labels
 
 NEW_TOKENS, ROUNDS = 8, 5

@@ -18,9 +18,9 @@ from collab_heads.base.report import Report
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.files.folders import check_new, write_folder
 from collab_heads.heads.fold import fold_heads
-from collab_heads.model.batches import each_batch, evaluating
 from collab_heads.model.refusals import check_weights, check_wrapper, unmark_dequantised
-from collab_heads.model.vocabularies import check_words
+from collab_heads.running.batches import each_batch, evaluating
+from collab_heads.saving.vocabularies import check_words
 from collab_heads.serving.comparison import Comparison, check_examples, naming_outputs
 from collab_heads.serving.example_inputs import example_inputs, padded, two_rows, without_labels
 from collab_heads.serving.for_ctranslate2 import CTranslate2

@@ -15,8 +15,8 @@ from collab_heads.files.reading import parse_json, read_text
 from collab_heads.heads.adamw import HeadAdamW
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
 from collab_heads.heads.whole import is_sharded, keep_whole
-from collab_heads.model.card import NAME, complete
 from collab_heads.model.record_sync import sync_record
+from collab_heads.saving.card import NAME, complete
 from collab_heads.sites.record import FIELD
 from collab_heads.trainer.heads_file import beside_adapters, load_heads, save_heads
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from collab_heads.errors import ArgumentError, UnsupportedModelError
-from collab_heads.model.vocabularies import SPARE, size
-from collab_heads.vocabulary.config_ids import ONE_ID, configs_of, is_id, renumber
+from collab_heads.saving.vocabularies import SPARE, size
+from collab_heads.vocabulary.needed_ids import ONE_ID, configs_of, is_id, renumber
 
 COUNTS_POSITIONS = "create_position_ids_from_inputs_embeds"  # a method of embeddings whose positions begin behind it
 SIZES = ("vocab_size", "decoder_vocab_size")

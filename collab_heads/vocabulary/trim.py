@@ -13,11 +13,10 @@ from collab_heads.base.progress import progress_bar
 from collab_heads.base.report import Report, plain
 from collab_heads.errors import ArgumentError, CalibrationError, SwapError
 from collab_heads.model.refusals import check_wrapper
-from collab_heads.model.vocabularies import check_words, digest, vocabularies_of
+from collab_heads.saving.vocabularies import check_words, digest, vocabularies_of
 from collab_heads.sites.record import TRIMMED
-from collab_heads.vocabulary.config_ids import configs_of, ids_of
+from collab_heads.vocabulary.needed_ids import configs_of, ids_of, own_texts, with_first_words
 from collab_heads.vocabulary.other_models import check_other_models, own_ids, own_tables
-from collab_heads.vocabulary.own_texts import own_texts, with_first_words
 from collab_heads.vocabulary.token_tables import (
     check_positions,
     check_rows,

@@ -16,8 +16,8 @@ from unchanged import assert_unchanged, refused, snapshot
 from collab_heads import swap_to_collaborative
 from collab_heads.adapters.bert import BertAdapter
 from collab_heads.adapters.marian import MarianAdapter
-from collab_heads.collaborative.fit import SiteFit
 from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, UnsupportedModelError
+from collab_heads.fitting.fit import SiteFit
 from collab_heads.layers.query_key import is_swapped
 from families import FAMILIES, make
 

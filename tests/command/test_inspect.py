@@ -227,7 +227,7 @@ def asked(monkeypatch):
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", missing)
-    monkeypatch.setattr("collab_heads.model.loading.is_offline_mode", lambda: False)
+    monkeypatch.setattr("collab_heads.saving.loading.is_offline_mode", lambda: False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     return hosts
 

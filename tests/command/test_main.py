@@ -120,7 +120,7 @@ def test_the_page_says_what_the_exit_codes_are(bert, tmp_path, capsys):
 def test_a_folder_that_is_not_there_is_answered_with_the_nearest(bert, tmp_path, monkeypatch, capsys):
     (tmp_path / "small").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("collab_heads.model.loading.is_offline_mode", lambda: True)
+    monkeypatch.setattr("collab_heads.saving.loading.is_offline_mode", lambda: True)
     for name, near in (("smal", "small"), (f"{tmp_path}/smal", f"{tmp_path}/small"), ("./smal", "small")):
         assert main.main(["inspect", name]) == 1
         said = capsys.readouterr().err

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertModel, MarianMTModel
 
 import tiny
-from collab_heads.collaborative.widths import HEAD_MULTIPLE
 from collab_heads.command import inputs, main, work
 from collab_heads.errors import ArgumentError, DataError, OutputError, UnsupportedModelError
 from collab_heads.files.folders import damage, digest
+from collab_heads.fitting.widths import HEAD_MULTIPLE
 
 QUICK = ("--refine_steps", "2")
 

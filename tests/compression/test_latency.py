@@ -10,9 +10,8 @@ from unchanged import assert_unchanged, snapshot
 
 from collab_heads.compression import latency
 from collab_heads.compression.latency import Latencies, Table, best_seconds, knots
-from collab_heads.compression.measures import SiteUse
+from collab_heads.compression.measures import SiteUse, Workload
 from collab_heads.compression.parts.shape import UNCHANGED, AttentionShape, Choice
-from collab_heads.compression.workload import Workload
 from families import FAMILIES
 
 BERT = FAMILIES["bert"]

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from collab_heads import distill
 from collab_heads.distillation.examples import in_order, list_batches, num_examples, split
-from collab_heads.model.translations import LENGTH, MORE, with_translations
+from collab_heads.running.translations import LENGTH, MORE, with_translations
 from families import FAMILIES
 
 

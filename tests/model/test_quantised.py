@@ -19,8 +19,8 @@ import collab_heads
 from collab_heads import CollabHeadsError
 from collab_heads.layers.layout import is_quantised
 from collab_heads.layers.output import HeadOutputProjection
-from collab_heads.model import initialize
-from collab_heads.model.four_bits import leave_wide_kernel, reads_right
+from collab_heads.saving import initialize
+from collab_heads.saving.four_bits import leave_wide_kernel, reads_right
 from families import FAMILIES
 
 pytest.importorskip("bitsandbytes")

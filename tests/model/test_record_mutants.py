@@ -212,7 +212,7 @@ def test_edits_that_may_fit_the_weights(name, stored):
 
 def test_without_the_tie_some_are_silent(stored, monkeypatch):
     """What these tests would see."""
-    monkeypatch.setattr("collab_heads.model.ties.check_tie", lambda config, files: True)
+    monkeypatch.setattr("collab_heads.saving.ties.check_tie", lambda config, files: True)
     with pytest.raises(AssertionError, match="another model"):
         stored["bert-gated"].with_config(edited(stored["bert-gated"], "bert-gated"))
 

@@ -14,8 +14,8 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from collab_heads import get_adapter, prune_heads, swap_to_alpha
 from collab_heads.base.checks import MAX_SIZE
-from collab_heads.collaborative.kinds import kind_for
 from collab_heads.errors import ConfigError
+from collab_heads.fitting.kinds import kind_for
 from collab_heads.sites.record import FIELD, VERSION, CollabConfig
 from collab_heads.sites.state import GateState, QueryKeyState, SiteState, ValueState
 from families import FAMILIES, LAYOUTS

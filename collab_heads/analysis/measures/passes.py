@@ -10,9 +10,9 @@ from transformers.utils import logging
 
 from collab_heads.contract.registry import get_adapter, is_lone_decoder
 from collab_heads.errors import ArgumentError, CalibrationError
-from collab_heads.model.batches import IMAGES, decoder_ids, run_batches, sides, token_masks
-from collab_heads.model.recording import recording
 from collab_heads.model.refusals import check_wrapper
+from collab_heads.running.batches import IMAGES, decoder_ids, run_batches, sides, token_masks
+from collab_heads.running.recording import recording
 from collab_heads.sites.site import AttentionSite
 
 LARGEST = 2**63 - 1  # that a tensor of ids holds

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from collab_heads.analysis.measures.passes import Attention, Batch, Observer
 from collab_heads.base.checks import check_count
 from collab_heads.errors import ArgumentError
-from collab_heads.model.batches import each_batch, sides, token_masks
+from collab_heads.running.batches import each_batch, sides, token_masks
 from collab_heads.sites.site import AttentionSite
 
 

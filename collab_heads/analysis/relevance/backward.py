@@ -37,10 +37,10 @@ from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import UnsupportedModelError
 from collab_heads.layers.fused import FusedPart
 from collab_heads.layers.query_key import QueryKey
-from collab_heads.model.batches import each_batch, evaluating, naming_batch
 from collab_heads.model.open_layers import OpenLayers, OpenSite
 from collab_heads.model.opened import input_device, opened
 from collab_heads.model.refusals import check_wrapper
+from collab_heads.running.batches import each_batch, evaluating, naming_batch
 
 Rule = Callable[[Any, Tensor, Tensor], Tensor]  # module, its input, its output -> the same output
 

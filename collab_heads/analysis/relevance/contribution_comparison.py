@@ -25,13 +25,12 @@ from collab_heads.analysis.relevance.contributions import token_contributions
 from collab_heads.analysis.relevance.prefixes import check_prefixes
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_choice
-from collab_heads.base.display import portable_name, text_table
 from collab_heads.base.option_values import PrefixKind
 from collab_heads.base.progress import progress_bar
-from collab_heads.base.report import Report
+from collab_heads.base.report import Report, portable_name, text_table
 from collab_heads.errors import ArgumentError
 from collab_heads.files.reading import read_document, write_document
-from collab_heads.model.loading import load_or_explain
+from collab_heads.saving.loading import load_or_explain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

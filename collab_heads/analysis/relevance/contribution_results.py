@@ -13,9 +13,8 @@ from collab_heads.analysis.relevance.contribution_curve import Curve, draw_curve
 from collab_heads.analysis.relevance.sentence_contributions import SentenceContributions
 from collab_heads.analysis.relevance.sides import SourceAndTarget
 from collab_heads.base.checks import check_choice
-from collab_heads.base.display import text_table
 from collab_heads.base.option_values import PrefixKind
-from collab_heads.base.report import Report, plain
+from collab_heads.base.report import Report, plain, text_table
 from collab_heads.errors import ArgumentError
 from collab_heads.files.reading import read_document, write_document
 

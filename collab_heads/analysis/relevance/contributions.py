@@ -25,9 +25,9 @@ from collab_heads.base.option_values import PrefixKind
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import CalibrationError, NonFiniteError, UnsupportedModelError
-from collab_heads.model.batches import num_rows
-from collab_heads.model.portions import portions
 from collab_heads.model.refusals import check_wrapper
+from collab_heads.running.batches import num_rows
+from collab_heads.running.portions import portions
 
 
 @dataclass(frozen=True)

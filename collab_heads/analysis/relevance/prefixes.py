@@ -12,9 +12,9 @@ from collab_heads.analysis.relevance.sides import IGNORED, PromptAndContinuation
 from collab_heads.base.checks import check_choice, check_count, check_seed
 from collab_heads.base.option_values import PREFIX_KINDS, PrefixKind
 from collab_heads.errors import ArgumentError, CalibrationError, CollabHeadsError, UnsupportedModelError
-from collab_heads.model.batches import check_modalities, each_batch, evaluating, moved, num_rows
 from collab_heads.model.opened import input_device
-from collab_heads.model.translations import translate
+from collab_heads.running.batches import check_modalities, each_batch, evaluating, moved, num_rows
+from collab_heads.running.translations import translate
 
 OF_DECODER = ("labels", "decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds")
 Text = tuple[list[int], list[int]]  # a prompt and its continuation

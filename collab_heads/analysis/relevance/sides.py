@@ -12,7 +12,7 @@ from transformers.utils import ModelOutput
 from collab_heads.analysis.measures.passes import query_masks
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError, CalibrationError
-from collab_heads.model.batches import decoder_ids, token_masks
+from collab_heads.running.batches import decoder_ids, token_masks
 
 
 def top_logits(

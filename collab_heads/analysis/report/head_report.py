@@ -14,9 +14,9 @@ from collab_heads.analysis.report.page_data import LEGENDS, TITLES, anchor, as_j
 from collab_heads.analysis.report.pictures import pictures_in, pictures_of
 from collab_heads.analysis.report.savings import cheapest, savings_html
 from collab_heads.analysis.roles.labels import role_kind
-from collab_heads.base.display import text_table
 from collab_heads.base.extras import missing
 from collab_heads.base.progress import progress_bar
+from collab_heads.base.report import text_table
 from collab_heads.compression.compression_plan import CompressionPlan
 from collab_heads.files.atomic import write_file
 from collab_heads.files.folders import alone_in

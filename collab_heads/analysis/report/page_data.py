@@ -13,9 +13,9 @@ from torch import Tensor
 from collab_heads.analysis.measures.sentences import AttentionExample
 from collab_heads.analysis.report.measurements import HeadMeasurements, Scores, group_name
 from collab_heads.analysis.roles.labels import role_kind
-from collab_heads.model.batches import sides
 from collab_heads.plots.head_maps import KINDS, NONE
 from collab_heads.plots.token_maps import token_text
+from collab_heads.running.batches import sides
 from collab_heads.sites.site import ROLES, AttentionSite
 
 # measure -> its section of the page, if that has another name

@@ -19,9 +19,9 @@ from collab_heads.base.progress import one_bar
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.registry import get_adapter, head_numbers
 from collab_heads.errors import ArgumentError
-from collab_heads.model.batches import modalities, reads_ids, reads_texts, reads_texts_alone
 from collab_heads.model.refusals import check_wrapper
-from collab_heads.model.vocabularies import check_words
+from collab_heads.running.batches import modalities, reads_ids, reads_texts, reads_texts_alone
+from collab_heads.saving.vocabularies import check_words
 
 SPECIAL = ("bos", "cls", "eos", "sep", "pad", "mask", "decoder_start")  # what configs name as `..._token_id`
 

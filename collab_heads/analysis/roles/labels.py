@@ -10,8 +10,7 @@ from collab_heads.analysis.roles.positional import Positional, PositionalNumbers
 from collab_heads.analysis.roles.rare import RareNumbers, RareTokens
 from collab_heads.analysis.roles.syntax import Baseline, Syntax
 from collab_heads.base.checks import check_count
-from collab_heads.base.display import text_table
-from collab_heads.base.report import Report
+from collab_heads.base.report import Report, text_table
 from collab_heads.errors import ArgumentError
 from collab_heads.sites.site import AttentionSite
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.analysis.measures.passes import Attention, Batch, Observer
 from collab_heads.errors import ArgumentError, CalibrationError
-from collab_heads.model.batches import as_bool, each_batch, reads_ids, sides
+from collab_heads.running.batches import as_bool, each_batch, reads_ids, sides
 from collab_heads.sites.site import AttentionSite
 
 NEVER = torch.iinfo(torch.int64).max  # the rank of tokens that are not candidates

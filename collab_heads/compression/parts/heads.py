@@ -6,9 +6,9 @@ Shapes: n the width of the concatenated heads, D width of the model.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from collab_heads.collaborative.input_moments import InputMoments
+from collab_heads.calibration.input_moments import InputMoments
 from collab_heads.compression.parts.part import LEVELS, Fit, Part, share
-from collab_heads.heads.reconstruction import HeadRegression, most_costly, regressed_weight
+from collab_heads.fitting.head_regression import HeadRegression, most_costly, regressed_weight
 from collab_heads.model.apply_state import OutputWeights, prune_site
 from collab_heads.model.open_layers import OpenSite
 from collab_heads.sites.state import DIVIDED

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 from collab_heads.compression.parts.part import LEVELS, Fit, Part
 from collab_heads.compression.parts.shape import FeedForwardShape
-from collab_heads.heads.reconstruction import by_cost, most_costly
+from collab_heads.fitting.head_regression import by_cost, most_costly
+from collab_heads.fitting.neuron_regression import NeuronRegression, refit_errors
+from collab_heads.heads.prune_neurons import MULTIPLE
 from collab_heads.model.apply_state import OutputWeights, keep_neurons
-from collab_heads.neurons.prune import MULTIPLE
-from collab_heads.neurons.regression import NeuronRegression, refit_errors
 
 
 class Neurons(Part):

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from collab_heads.base.option_values import SitePart
-from collab_heads.collaborative.calibrate import Calibrations
-from collab_heads.collaborative.fit import FitOptions
-from collab_heads.collaborative.input_moments import InputMoments
-from collab_heads.collaborative.values import variance
-from collab_heads.collaborative.widths import HEAD_MULTIPLE
+from collab_heads.calibration.calibrate import Calibrations
+from collab_heads.calibration.input_moments import InputMoments
 from collab_heads.compression.parts.shape import AttentionShape, Choice, Shape
 from collab_heads.contract.adapter import Capability
+from collab_heads.fitting.fit import FitOptions
+from collab_heads.fitting.values import variance
+from collab_heads.fitting.widths import HEAD_MULTIPLE
 from collab_heads.model.apply_state import undone
 from collab_heads.model.open_layers import OpenLayers
 from collab_heads.sites.state import QueryKeyKind

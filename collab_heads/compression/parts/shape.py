@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, cast
 
 from collab_heads.base.option_values import SITE_PARTS, SitePart
-from collab_heads.collaborative.kinds import FITS, kind_for
+from collab_heads.fitting.kinds import FITS, kind_for
 from collab_heads.model.open_layers import OpenFeedForward, OpenLayerSite, OpenSite
 from collab_heads.model.site_size import FeedForwardGeometry, Geometry
 from collab_heads.sites.site import group_size

@@ -7,14 +7,14 @@ from contextlib import ExitStack
 from typing import Any
 
 from collab_heads.base.option_values import SitePart
-from collab_heads.collaborative.calibrate import Calibrations
-from collab_heads.collaborative.fit import FitOptions
+from collab_heads.calibration.calibrate import Calibrations
 from collab_heads.compression.parts.heads import Heads
 from collab_heads.compression.parts.neurons import Neurons
 from collab_heads.compression.parts.part import Fit, Fitting, Part
 from collab_heads.compression.parts.query_key import QueryKeys
 from collab_heads.compression.parts.shape import Choice, Shape
 from collab_heads.compression.parts.values import Values
+from collab_heads.fitting.fit import FitOptions
 from collab_heads.model.open_layers import OpenLayers, OpenLayerSite
 from collab_heads.model.site_size import SiteSize, size_of
 

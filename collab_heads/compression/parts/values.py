@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from collab_heads.base.numerics import float64
 from collab_heads.collaborative.plan import plan_values
 from collab_heads.collaborative.replacement import fit_values
-from collab_heads.collaborative.values import head_moments, narrow_heads
 from collab_heads.compression.parts.part import Fit, Part, narrower, share
 from collab_heads.compression.parts.query_key import fitted_projection
+from collab_heads.fitting.values import head_moments, narrow_heads
 from collab_heads.layers.values import ValueWeights, read_values
 from collab_heads.model.apply_state import SiteWeights, apply_state
 from collab_heads.sites.state import QueryKeyState, ValueState

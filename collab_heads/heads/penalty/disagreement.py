@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.penalty.parts import PenaltyOptions, PenaltyPart, RoleWeights, role_weights
-from collab_heads.model.batches import sides, token_masks
+from collab_heads.running.batches import sides, token_masks
 from collab_heads.sites.site import AttentionSite
 
 

@@ -21,7 +21,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from collab_heads.data.batches import IGNORED
 from collab_heads.errors import ArgumentError
-from collab_heads.model.batches import evaluating
+from collab_heads.running.batches import evaluating
 
 METRICS: dict[str, Callable[[], Any]] = {
     "bleu": lambda: BLEU(effective_order=True),  # leaves out n-gram orders that a sentence is too short for

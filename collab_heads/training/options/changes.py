@@ -147,8 +147,8 @@ def check_swap(args: Namespace) -> None:
 
 def check_fit(args: Namespace) -> None:
     """Check the kind of the projections and the method of the fit against tables that take long to import."""
-    from collab_heads.collaborative.kinds import FITS
-    from collab_heads.collaborative.solvers import METHODS, check_method
+    from collab_heads.fitting.kinds import FITS
+    from collab_heads.fitting.solvers import METHODS, check_method
 
     check_choice("--kind", args.kind, offered())
     check_choice("--decomposition_method", args.decomposition_method, METHODS)
@@ -172,7 +172,7 @@ def check_smaller(args: Namespace) -> None:
 
 def offered() -> list[str]:
     """Return the kinds of query/key projection that users can choose."""
-    from collab_heads.collaborative.kinds import FITS
+    from collab_heads.fitting.kinds import FITS
 
     return [name for name, fit in FITS.items() if fit.is_offered]
 

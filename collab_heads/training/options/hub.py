@@ -11,8 +11,8 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import BaseImageProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.errors import ArgumentError, OutputError
-from collab_heads.model.card import README, model_card
-from collab_heads.model.marks import is_changed
+from collab_heads.saving.card import README, model_card
+from collab_heads.saving.marks import is_changed
 
 
 def repository(args: Namespace) -> str:

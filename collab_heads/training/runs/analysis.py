@@ -14,9 +14,9 @@ from collab_heads.analysis.measures.head_scores import SAME, head_scores
 from collab_heads.analysis.measures.sentences import Sentences
 from collab_heads.analysis.measures.statistics import head_statistics
 from collab_heads.base.checks import check_choice
-from collab_heads.base.display import portable_name
 from collab_heads.base.option_values import Metric, ReportPart
 from collab_heads.base.processes import agreed
+from collab_heads.base.report import portable_name
 from collab_heads.contract.registry import get_adapter, head_numbers
 from collab_heads.errors import ArgumentError, DataError, OutputError
 from collab_heads.heads.alpha import mixed_sites

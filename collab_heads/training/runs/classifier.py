@@ -51,7 +51,7 @@ from collab_heads.data.metrics import (
     regression_metric,
 )
 from collab_heads.errors import ArgumentError, NonFiniteError
-from collab_heads.model.loading import backend_options, load_or_explain
+from collab_heads.saving.loading import backend_options, load_or_explain
 from collab_heads.training.loop.steps import Loss, model_loss
 from collab_heads.training.options.changes import wants_swap
 from collab_heads.training.options.heads import trains

@@ -12,9 +12,8 @@ from collab_heads.base.processes import agreed, copy_from_first
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.alpha import mixed_sites, swap_to_alpha
-from collab_heads.heads.criteria import criterion_of
+from collab_heads.heads.criteria import criterion_of, head_importance, most_important
 from collab_heads.heads.gating import gate_report, gated_sites, swap_to_gated
-from collab_heads.heads.importance import head_importance, most_important
 from collab_heads.heads.penalty.parts import role_weights
 from collab_heads.heads.prune import prune_heads
 from collab_heads.heads.report import AlphaReport, PruneReport

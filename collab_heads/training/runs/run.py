@@ -14,8 +14,8 @@ from collab_heads.distillation.distill import distill
 from collab_heads.distillation.examples import num_examples
 from collab_heads.errors import OutputError
 from collab_heads.files.checkpoint import PROGRESS
-from collab_heads.model.card import README, complete, model_card
-from collab_heads.model.marks import is_changed
+from collab_heads.saving.card import README, complete, model_card
+from collab_heads.saving.marks import is_changed
 from collab_heads.training.loop.fine_tune import fine_tune
 from collab_heads.training.loop.training import Hooks
 from collab_heads.training.options.hub import push

@@ -14,7 +14,6 @@ from collab_heads.base.option_values import SITE_PARTS
 from collab_heads.base.processes import agreed, copy_from_first
 from collab_heads.collaborative.report import SwapReport
 from collab_heads.collaborative.swap import swap_to_collaborative
-from collab_heads.collaborative.widths import resolve_width, widths_asked
 from collab_heads.compression.compress import compress
 from collab_heads.compression.measurements import choose_sites
 from collab_heads.compression.measures import MEASURES
@@ -24,9 +23,10 @@ from collab_heads.compression.report import CompressReport
 from collab_heads.contract.registry import get_adapter
 from collab_heads.distillation.examples import check_pair
 from collab_heads.errors import ArgumentError, SwapError
-from collab_heads.model.loading import backend_options, load_or_explain
+from collab_heads.fitting.widths import resolve_width, widths_asked
 from collab_heads.model.open_layers import OpenLayers
-from collab_heads.model.rebuild import catch_up
+from collab_heads.saving.loading import backend_options, load_or_explain
+from collab_heads.saving.rebuild import catch_up
 from collab_heads.sites.record import FIELD
 from collab_heads.sites.site import select_sites
 from collab_heads.training.options.changes import COMPRESSED

@@ -20,7 +20,7 @@ from collab_heads.contract.registry import blueprints
 from collab_heads.data.parallel import Corpus
 from collab_heads.data.tokenizing import train_tokenizer
 from collab_heads.errors import ArgumentError
-from collab_heads.model.loading import backend_options, load_or_explain
+from collab_heads.saving.loading import backend_options, load_or_explain
 from collab_heads.training.options.tasks import COLLABORATIVE_FROM_SCRATCH, TRANSLATION_SIZES, sizes_of
 
 

@@ -19,7 +19,7 @@ from collab_heads.data.classification import draw
 from collab_heads.data.parallel import Corpus
 from collab_heads.data.translation import METRICS, Objective, WordDropout, corpus_scores, encode, translate
 from collab_heads.errors import ArgumentError
-from collab_heads.model.loading import backend_options, load_or_explain
+from collab_heads.saving.loading import backend_options, load_or_explain
 from collab_heads.training.loop.minimum_risk import MinimumRisk
 from collab_heads.training.loop.steps import TrainingSteps
 from collab_heads.training.options.changes import wants_swap

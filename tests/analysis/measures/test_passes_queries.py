@@ -11,7 +11,7 @@ from transformers import BartForSequenceClassification, BartModel
 
 from collab_heads import head_statistics
 from collab_heads.analysis.measures.passes import end_tokens
-from collab_heads.model.batches import decoder_ids
+from collab_heads.running.batches import decoder_ids
 from families import FAMILIES, make
 
 

@@ -6,14 +6,14 @@ from compressing import batches_of, first_block, first_site
 from model_inputs import cast
 from opening import layers_of
 
-from collab_heads.collaborative.calibrate import calibrate
+from collab_heads.calibration.calibrate import calibrate
 from collab_heads.compression.measurements import SiteErrors
 from collab_heads.compression.parts.part import install
 from collab_heads.compression.parts.query_key import QUICK
 from collab_heads.compression.parts.shape import AttentionShape, shape_of
 from collab_heads.compression.parts.table import PARTS, falling, fit_site, site_errors
 from collab_heads.model.apply_state import undone
-from collab_heads.model.batches import run_batches, sides
+from collab_heads.running.batches import run_batches, sides
 
 EXACT_MOMENTS = 1e-6  # float64; errors seen: 4e-9
 EXACT_CALLS = 1e-6  # the same, of recorded calls

@@ -8,7 +8,7 @@ from load_without_package import refusal
 from scripts import run
 from transformers import BertForSequenceClassification
 
-from collab_heads.model.marks import SENTENCE, SOURCE, WEIGHTS
+from collab_heads.saving.marks import SENTENCE, SOURCE, WEIGHTS
 
 RUN = "--collaborative --dim_shared_query_key 16 --refine_steps 0 --num_train_epochs 1 --max_eval_samples 5".split()
 

@@ -1,0 +1,206 @@
+"""Run the calibration batches, and keep what the fit of every site needs."""
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from collab_heads.base.progress import one_bar
+from collab_heads.calibration.input_moments import InputMoments, listening, listening_to_outputs
+from collab_heads.layers.layout import widths
+from collab_heads.model.open_layers import OpenLayerSite, OpenSite
+from collab_heads.running.attention_calls import Call, recording_calls
+from collab_heads.running.batches import check_batches, num_rows, run_batches
+from collab_heads.running.portions import portions
+
+
+class Calibrations(NamedTuple):
+    """The calibration of several sites of a model.
+
+    Attributes:
+        query_key: path -> the calibration for the fit of a query/key projection.
+        outputs: path -> the moments of what the output projection of a site reads: its heads, or neurons.
+        orders: path -> what the removal of each neuron costs, once it was computed from the moments.
+    """
+
+    query_key: dict[str, "SiteCalibration"]
+    outputs: dict[str, InputMoments]
+    orders: dict[str, Tensor]
+
+    def merge(self, other: "Calibrations") -> None:
+        """Add the moments of the same sites on other batches."""
+        pairs = [(moments, other.outputs[path]) for path, moments in self.outputs.items()]
+        for path, sides in self.query_key.items():
+            pairs += [(sides.query, other.query_key[path].query), (sides.key, other.query_key[path].key)]
+        for mine, theirs in {id(mine): (mine, theirs) for mine, theirs in pairs}.values():  # both sides may be one
+            mine.merge(theirs)
+
+
+@dataclass(frozen=True)
+class SiteCalibration:
+    """The input moments and the recorded calls of one site.
+
+    Attributes:
+        query: moments of the query-side inputs.
+        key: moments of the key-side inputs.
+        calls: calls of the site's module; empty if they were not recorded.
+    """
+
+    query: InputMoments
+    key: InputMoments
+    calls: Sequence[Call] = ()
+
+
+def calibrate(
+    model: PreTrainedModel,
+    sites: Sequence[OpenSite],
+    recorded: Sequence[OpenSite],
+    narrowed: Sequence[OpenLayerSite],
+    batches: Iterable[Mapping],
+) -> Calibrations:
+    """Run calibration batches through an unchanged model, without gradients, in evaluation mode.
+
+    Args:
+        model: the model, which is not changed.
+        sites: the sites whose input moments are taken.
+        recorded: those of `sites` whose calls are kept, too.
+        narrowed: the sites, collaborative or not, and feed-forward blocks, for whose outputs moments are taken.
+        batches: input dicts as the model takes them; tensors are moved to the model's device. An encoder-decoder needs
+            decoder inputs or labels.
+
+    Raises:
+        CalibrationError: if there are no batches, the model cannot take one, a mask does not fit, a site saw nothing,
+            or its calls cannot be recorded.
+        NonFiniteError: if an input of a site contains NaN or inf; the site is named.
+    """
+    masks: dict[str, Tensor | None] = {}
+    cut = functools.partial(portions, is_encoder_decoder=model.config.is_encoder_decoder)
+    with (
+        listening(sites, masks) as listeners,
+        listening_to_outputs(narrowed, masks) as head_listeners,
+        recording_calls(model, recorded, masks) as recorder,
+    ):
+        run_batches(model, batches, masks, "calibrating", cut=cut)
+    moments = {listener.site.path: listener.moments() for listener in listeners}
+    return Calibrations(
+        {path: SiteCalibration(*both, recorder.calls_of(path)) for path, both in moments.items()},
+        {listener.site.path: listener.moments() for listener in head_listeners},
+        {},
+    )
+
+
+RECORDED = 512  # examples whose calls are kept, about: the refinement reads one after the other
+SHARE = 0.25  # of the model's own memory: the most that moments may take
+LEAST = 160 * 2**20  # bytes that moments may take in any case: each further group is a further pass over the batches
+FEW = 4  # a share of these where a pass is short, over a few examples
+FLOAT64 = 8  # bytes
+
+
+class CalibratedSites:
+    """The calibrations of sites, made group by group so that moments do not fill the memory.
+
+    Sites should be requested in model order: only the calibrations of one group are held at a time.
+
+    Args:
+        model: the model, which must not change while groups are calibrated.
+        sites: the sites whose input moments are taken.
+        recorded: those of `sites` whose calls are kept, too.
+        narrowed: the sites and feed-forward blocks for whose outputs moments are taken.
+        batches: see `calibrate`; listed if several passes are needed, or calls are kept. Moments are taken of all
+            batches; of more than `RECORDED` examples, calls are kept for every second batch, or every third...
+        are_few: whether the batches hold few examples, see `most_bytes`.
+
+    Attributes:
+        groups: the paths of the sites that are calibrated together.
+
+    Raises:
+        CalibrationError, NonFiniteError: as in `calibrate`; for later groups when they are requested.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        sites: Sequence[OpenSite],
+        recorded: Sequence[OpenSite],
+        narrowed: Sequence[OpenLayerSite],
+        batches: Iterable[Mapping],
+        *,
+        are_few: bool = False,
+    ):
+        self.model, self.sites, self.recorded, self.narrowed = model, sites, recorded, narrowed
+        sizes = {path: FLOAT64 * size for path, size in moment_counts(sites, narrowed).items()}
+        limit = most_bytes(sum(parameter.nbytes for parameter in model.parameters()), are_few=are_few)
+        self.groups, self.orders = grouped(sizes, limit), dict[str, Tensor]()
+        self.batches = batches if len(self.groups) == 1 and not recorded else check_batches(batches)
+        self.step = -(-sum(num_rows(batch) or 1 for batch in self.batches) // RECORDED) if recorded else 1
+        self.open, self.seen = self.groups[0], self.calibrated(self.groups[0])
+
+    def of(self, path: str) -> Calibrations:
+        """Return the calibrations of the group that holds a site; a new group replaces the one before."""
+        if path not in self.open:
+            self.release()
+            (self.open,) = [group for group in self.groups if path in group]
+            self.seen = self.calibrated(self.open)
+        return self.seen
+
+    def take(self, path: str) -> Calibrations:
+        """Return the calibration of one site alone; if there are several groups, it is not held here any longer."""
+        seen = self.of(path)
+        one = {name: {path: each[path]} if path in each else {} for name, each in seen._asdict().items()}
+        if len(self.groups) > 1:
+            self.open = [other for other in self.open if other != path]
+            for each in (seen.query_key, seen.outputs):
+                each.pop(path, None)
+        return Calibrations(**one)._replace(orders=seen.orders)
+
+    def release(self) -> None:
+        """Free the memory of the present group if there are several; `of` makes it again on request."""
+        if len(self.groups) > 1:
+            self.open, self.seen = [], Calibrations({}, {}, {})
+
+    def calibrated(self, group: Sequence[str]) -> Calibrations:
+        """Calibrate one group in one pass over the batches."""
+        sites, recorded = ([site for site in sites if site.path in group] for sites in (self.sites, self.recorded))
+        narrowed = [site for site in self.narrowed if site.path in group]
+        if self.step == 1:
+            return calibrate(self.model, sites, recorded, narrowed, self.batches)._replace(orders=self.orders)
+        batches = list(self.batches)
+        with one_bar("calibrating", (("calibrating", 1), ("calibrating", self.step - 1))):
+            seen = calibrate(self.model, sites, recorded, narrowed, batches[:: self.step])._replace(orders=self.orders)
+            if rest := [batch for number, batch in enumerate(batches) if number % self.step]:
+                seen.merge(calibrate(self.model, sites, (), narrowed, rest))
+        return seen
+
+
+def moment_counts(sites: Sequence[OpenSite], narrowed: Sequence[OpenLayerSite]) -> dict[str, int]:
+    """Count the numbers in the moments of each site: path -> count. An input has two matrices, an output has one."""
+    counts = dict.fromkeys([site.path for site in (*narrowed, *sites)], 0)  # in model order
+    for site in sites:
+        dims = [projection.in_features for projection in site.projections]
+        counts[site.path] += 2 * sum(width**2 for width in (dims[:1] if site.role != "dec-enc" else dims))
+    for each in narrowed:
+        counts[each.path] += widths(each.output)[0] ** 2
+    return counts
+
+
+def most_bytes(model_bytes: float, *, are_few: bool = False) -> float:
+    """Return how many bytes the moments of a group may take.
+
+    Args:
+        model_bytes: of the model's parameters.
+        are_few: whether a pass over the batches is short, so that smaller groups cost little time.
+    """
+    return max(SHARE * model_bytes, LEAST) / (FEW if are_few else 1)
+
+
+def grouped(sizes: Mapping[str, int], limit: float) -> list[list[str]]:
+    """Cut sites, in their order, into groups of at most `limit` in total; a larger site is a group of its own."""
+    groups: list[list[str]] = [[]]
+    for path, size in sizes.items():
+        if groups[-1] and sum(sizes[other] for other in groups[-1]) + size > limit:
+            groups.append([])
+        groups[-1].append(path)
+    return groups

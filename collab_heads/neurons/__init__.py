@@ -1,1 +1,0 @@
-"""Neurons of feed-forward blocks: which of them the others can reconstruct, and their removal."""

@@ -1,0 +1,88 @@
+"""Compare the outputs of a changed model and its original, without labels and in one way for all kinds of model.
+
+A model with a head outputs distributions (over classes, or over the vocabulary at every token) or numbers; a model that
+embeds texts or images outputs these embeddings; any other model the states of its last layer. Padding does not count.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from collab_heads.errors import UnsupportedModelError
+from collab_heads.running.batches import output_mask
+
+EMBEDDINGS = ("text_embeds", "image_embeds")
+
+
+@dataclass(frozen=True)
+class Output:
+    """The output of a model for one batch.
+
+    Attributes:
+        rows: [N, C], one per token or example that counts: log-probabilities, numbers or states.
+        is_distribution: whether they are log-probabilities.
+        are_states: whether they are hidden states, of a model without a head.
+    """
+
+    rows: Tensor
+    is_distribution: bool
+    are_states: bool = False
+
+    def square(self) -> float:
+        """Return the unit of errors: the number of distributions, or the sum of squares around the mean row."""
+        if self.is_distribution:
+            return float(len(self.rows))
+        return float((self.rows - self.rows.mean(0)).square().sum())
+
+    def squared_gap(self, changed: "Output") -> Tensor:
+        """Return the squared distance of a changed model's output from this one, summed over rows, differentiable: [].
+
+        For distributions p and q it is 2 KL(p, q), which for small changes is the squared change of the log-odds,
+        weighted by p; for numbers and states it is the squared distance.
+        """
+        rows = self.rows.to(changed.rows.device)
+        if self.is_distribution:
+            share = rows.exp()  # 0 where the logarithm is -inf: a class with probability 0 adds nothing
+            return 2 * (share * (rows - changed.rows).where(share > 0, 0.0)).sum()
+        return (rows - changed.rows).square().sum()
+
+
+def read_output(model: PreTrainedModel, inputs: Mapping, outputs: Mapping) -> Output:
+    """Read the output of a model, in float32.
+
+    Args:
+        model: the model, in a distributed wrapper or not: its config is used.
+        inputs: the inputs of the call.
+        outputs: the outputs of the call.
+
+    Raises:
+        UnsupportedModelError: if there are neither logits nor embeddings nor a last hidden state.
+    """
+    logits, states = outputs.get("logits"), outputs.get("last_hidden_state")
+    if logits is None and (embeddings := embeddings_of(outputs)):  # not similarities, which depend on the batch
+        return Output(torch.cat([each.float() for each in embeddings]), False)
+    if logits is None and states is None:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} returns {', '.join(outputs)}: neither logits nor embeddings nor "
+            "last_hidden_state, by which its output could be compared"
+        )
+    values = cast(Tensor, states if logits is None else logits).float()
+    if values.ndim == 3:  # of tokens
+        mask = output_mask(model, inputs)
+        values = values.flatten(0, 1) if mask is None else values[mask.to(values.device)]
+    is_distribution = logits is not None and values.shape[-1] > 1 and not are_numbers(model)
+    return Output(values.log_softmax(-1) if is_distribution else values, is_distribution, are_states=logits is None)
+
+
+def embeddings_of(outputs: Mapping) -> list[Tensor]:
+    """Return the embeddings of texts and images, one row each: [B, C] each; empty for other models."""
+    return [outputs[name] for name in EMBEDDINGS if isinstance(outputs.get(name), Tensor) and outputs[name].ndim == 2]
+
+
+def are_numbers(model: PreTrainedModel) -> bool:
+    """Return True if the logits are not distribution over classes: in regression and multi-label classification."""
+    return getattr(model.config, "problem_type", None) in ("regression", "multi_label_classification")

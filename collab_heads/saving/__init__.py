@@ -1,0 +1,1 @@
+"""Save a changed model, and load it again with `from_pretrained`."""

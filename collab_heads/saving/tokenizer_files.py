@@ -1,0 +1,182 @@
+"""Keep the tokenizer beside a saved model right: copy it from where the model was loaded, and replace another one's.
+
+A folder with a model but no tokenizer loads without an error: AutoTokenizer makes a vocabulary of special tokens, and
+every word is unknown. So a changed model takes the files of its tokenizer or processor along from the folder or cached
+repository that it was loaded from, if its new folder has none. Files that belong to the model that was saved there
+before are replaced. A tokenizer that is saved there afterwards (by Trainer, sentence-transformers or users) replaces
+all of them, and they are not uploaded together with the model alone.
+"""
+
+import filecmp
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from huggingface_hub import try_to_load_from_cache
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers.utils import CONFIG_NAME
+
+from collab_heads.errors import DataError
+from collab_heads.files.locks import PARTIAL
+from collab_heads.files.reading import own_file
+from collab_heads.saving.marks import is_changed
+from collab_heads.saving.ties import first_weights, read_metadata
+from collab_heads.saving.vocabularies import (
+    VOCABULARY,
+    digest,
+    fits,
+    is_same,
+    read_vocabularies,
+    tokens_in,
+    trimmed_digest,
+)
+from collab_heads.sites.record import FIELD, TRIMMED
+
+logger = logging.getLogger(__name__)
+
+READ_WITH_OTHERS = (  # by transformers, if a tokenizer of another form is saved in the same folder
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "vocab.json",
+    "vocab.txt",
+    "target_vocab.json",
+    "merges.txt",
+)
+PATTERNS = (*READ_WITH_OTHERS, "vocab.*", "*.model", "*.spm")  # the last two of sentencepiece
+OF_PROCESSORS = ("*preprocessor_config.json", "processor_config.json")
+
+
+def bring_tokenizer(
+    config: PretrainedConfig, save_directory: str | Path, before: object, is_main_process=True, *_, **__
+) -> None:
+    """Copy the tokenizer or processor of a changed model to its save folder, if none is there, or another model's.
+
+    Args:
+        config: the config of the model.
+        save_directory: the folder to which the model was saved.
+        before: what `stored_digest` said about this folder before the save.
+        is_main_process: as in `save_pretrained`.
+    """
+    folder = Path(save_directory)
+    if not is_main_process or not folder.is_dir() or not (is_changed(config) or trimmed_digest(config)):
+        return
+    source, said = known_tokenizer(config)
+    if files_in(folder):
+        found = read_vocabularies(folder)
+        if said is None or found is None or is_same(said, found):
+            return
+        if source is not None and (is_same(before, found) or not fits(config, found)):
+            copy_files(source, folder, PATTERNS)
+        else:
+            logger.warning(
+                "the tokenizer in %s (%s tokens) is not that of the model which was saved there (%s tokens): save its "
+                "tokenizer there, too%s",
+                folder,
+                tokens_in(None, found),
+                tokens_in(said),
+                "" if trimmed_digest(config) is None else ". Until then the model does not load from this folder",
+            )
+    elif source is not None and is_changed(config):
+        copy_files(source, folder, (*PATTERNS, *OF_PROCESSORS))
+
+
+def known_tokenizer(config: PretrainedConfig) -> tuple[Path | None, object]:
+    """Return the folder that has the tokenizer of a model, and the digest of its vocabulary; None where unknown."""
+    source, said = source_of(config), trimmed_digest(config)
+    found = None if source is None else read_vocabularies(source)
+    if found is None:  # none, or one whose vocabulary cannot be read, which a trimmed model has not
+        return (source if said is None else None), said
+    stored = said or stored_digest(source)
+    if stored is not None and not is_same(stored, found):
+        return None, said
+    if said is None and not fits(config, found):
+        return None, None
+    return source, said or digest(found)
+
+
+def vocabulary_metadata(config: PretrainedConfig) -> dict[str, str]:
+    """Return the metadata entry for the weights of a changed model that names its vocabulary; empty if unknown."""
+    said = known_tokenizer(config)[1] if is_changed(config) and trimmed_digest(config) is None else None
+    return {} if said is None else {VOCABULARY: str(said)}
+
+
+def stored_digest(folder: Path | None) -> object:
+    """Return the digest of the vocabulary that a folder records for its model; None if it records none."""
+    if folder is None or not (file := folder / CONFIG_NAME).is_file():
+        return None
+    try:
+        said = json.loads(file.read_bytes()).get(TRIMMED)
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+    if isinstance(said, dict) and said.get("digest") is not None:
+        return said["digest"]
+    return next((read_metadata(each).get(VOCABULARY) for each in first_weights(folder)), None)
+
+
+def copy_files(source: Path, folder: Path, patterns: Collection[str]) -> None:
+    """Copy the files of a tokenizer to a folder, each in one step, and delete those of another one."""
+    found = files_in(source, patterns)
+    if any(file.name == "tokenizer_config.json" and b'"auto_map"' in file.read_bytes() for file in found):
+        return  # the tokenizer is custom code, which would have to be copied, too
+    try:
+        for file in [own_file(each, source) for each in found]:  # all are checked before any is copied
+            partial = folder / (file.name + PARTIAL)
+            shutil.copyfile(file, partial)
+            os.replace(partial, folder / file.name)
+        delete_others(folder, {file.name for file in found})
+    except (OSError, DataError) as error:
+        logger.warning("the tokenizer in %s cannot be copied to %s: %s; save it there yourself", source, folder, error)
+
+
+def delete_others(folder: Path, names: Collection[str]) -> None:
+    """Delete the files of another tokenizer that would be read together with those of these names."""
+    for name in READ_WITH_OTHERS:
+        if name not in names:
+            (folder / name).unlink(missing_ok=True)
+
+
+def files_in(folder: Path, patterns: Collection[str] = (*PATTERNS, *OF_PROCESSORS)) -> list[Path]:
+    """Return the files of a tokenizer or processor in a folder."""
+    return sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
+
+
+def source_of(config: PretrainedConfig) -> Path | None:
+    """Return the folder that a model was loaded from, by its path or in the cache of the Hub; None if unknown."""
+    name = getattr(config, "_name_or_path", "")
+    if not name or Path(name).is_dir():
+        return Path(name) if name else None
+    try:
+        cached = try_to_load_from_cache(name, CONFIG_NAME, revision=getattr(config, "_commit_hash", None))
+    except ValueError:  # not the name of a repository
+        return None
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
+def take_back(config: PretrainedConfig, folder: Path) -> None:
+    """Delete the files in a folder that are copies from the source of a model."""
+    source = source_of(config)
+    for file in [] if source is None else files_in(source):
+        copied = folder / file.name
+        if copied.is_file() and filecmp.cmp(file, copied, shallow=False):
+            copied.unlink()
+
+
+def save_tokenizer(stock: Callable, tokenizer: PreTrainedTokenizerBase, save_directory, *args, **kwargs):
+    """Save a tokenizer; beside a changed model, delete the files of another one, which would be read, too."""
+    written, folder = stock(tokenizer, save_directory, *args, **kwargs), Path(save_directory)
+    if written and not kwargs.get("filename_prefix") and holds_ours(folder):
+        delete_others(folder, {Path(file).name for file in written})
+    return written
+
+
+def holds_ours(folder: Path) -> bool:
+    """Return True if a folder holds the config of a changed or trimmed model."""
+    config = folder / CONFIG_NAME
+    return config.is_file() and any(name.encode() in config.read_bytes() for name in (FIELD, TRIMMED))

@@ -1,0 +1,159 @@
+"""Install the hooks into transformers: rebuild and initialise changed models, and give static caches their shapes.
+
+A static cache has a fixed size and is made before the first token, as exports need it. transformers asks the config
+for one number of heads and one width. A layer that the config records as changed gets the shapes in which its attention
+stores keys and values.
+"""
+
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, requires
+
+import torch
+import transformers
+from packaging.requirements import Requirement
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, StaticCache
+from transformers.cache_utils import Cache
+
+from collab_heads.contract.registry import known_adapter
+from collab_heads.errors import UnsupportedVersionError
+from collab_heads.layers.query_key_kinds import build_query_key
+from collab_heads.saving.four_bits import leave_wide_kernel
+from collab_heads.saving.initialize import initialize_changed
+from collab_heads.saving.marks import unmark
+from collab_heads.saving.rebuild import rebuild
+from collab_heads.saving.saving import around, install_saving_hooks, missing_functions
+from collab_heads.saving.tokenizer_files import save_tokenizer
+from collab_heads.sites.record import FIELD, CollabConfig
+from collab_heads.sites.site import count_key_heads, kept_groups
+from collab_heads.sites.state import SiteState
+
+STATES = "collab_states"  # attribute of a static cache: index of a layer -> the state of its self-attention
+
+
+def note_states(stock: Callable, cache: StaticCache, config: PretrainedConfig, *args, **kwargs) -> None:
+    """Make a static cache that knows which layers of its decoder are changed."""
+    stock(cache, config, *args, **kwargs)
+    adapter, sites = known_adapter(config), CollabConfig.of(config).sites
+    if adapter is not None:
+        decoding = {path: state for path, state in sites.items() if state.role == "dec-self"}
+        found = [(re.fullmatch(pattern, path), state) for path, state in decoding.items() for pattern in adapter.paths]
+        setattr(cache, STATES, {int(match[1]): state for match, state in found if match})
+
+
+def make_early(stock: Callable, cache: Cache, batch_size: int, num_heads, head_dim, dtype, device) -> None:
+    """Allocate the tensors of all layers, those of changed layers in their own shapes."""
+    for number, state in getattr(cache, STATES, {}).items():
+        layer = cache.layers[number]
+        if layer.supports_early_init and not layer.is_initialized:
+            stored = (each if isinstance(each, int) else each[number] for each in (num_heads, head_dim))
+            empty = ((batch_size, heads, 0, width) for heads, width in cached_shapes(state, *stored))
+            layer.lazy_initialization(*(torch.zeros(shape, dtype=dtype, device=device) for shape in empty))
+    stock(cache, batch_size, num_heads, head_dim, dtype, device)
+
+
+def cached_shapes(state: SiteState, key_heads: int, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return (heads, width) of the keys and of the values that a site stores per token.
+
+    Args:
+        state: the state of the site.
+        key_heads: the number of key/value heads of the stock site.
+        width: the width of each.
+    """
+    if not state.heads:
+        return (1, 1), (1, 0)  # `layers.removed`
+    value_width = width if state.values is None else state.values.dim
+    if state.query_key is None:
+        groups = tuple(head * key_heads // state.num_heads for head in range(state.num_heads))
+        heads = key_heads if state.kept is None else len(kept_groups(groups, state.kept)[0])
+        return (heads, width), (heads, value_width)
+    query_key = build_query_key(state.query_key, state.heads, 1, 1, device="meta")
+    heads, together = query_key.cached_heads, count_key_heads(state.heads, state.query_key.groups)
+    return (heads, query_key.cache_width // heads), (heads, together * value_width // heads)
+
+
+# Wrapped method -> the arguments it is called with, by position; more of them may follow.
+WRAPPED = {"post_init": ("self",), "_initialize_weights": ("self", "module")}
+MARK = "collab_heads"  # attribute of a method that is wrapped already
+# other wrapped methods -> the function that is called instead, with the stock one and its arguments
+MORE: dict[tuple[type, str], Callable] = {
+    (StaticCache, "__init__"): note_states,
+    (Cache, "early_initialization"): make_early,
+    (PreTrainedTokenizerBase, "save_pretrained"): save_tokenizer,
+}
+
+
+def install_hooks(model_class: type[PreTrainedModel] = PreTrainedModel) -> None:
+    """Wrap `post_init` and `_initialize_weights` of the class that all models inherit from, and the other hooks, once.
+
+    Raises:
+        UnsupportedVersionError: if this version of transformers has no such methods, or calls them otherwise.
+    """
+    check_wrapped(model_class)
+    if missing := missing_functions():
+        raise unsupported("; ".join(missing))
+    install_saving_hooks()
+    for (where, name), instead in MORE.items():
+        if not hasattr(stock := getattr(where, name), MARK):
+            setattr(where, name, around(stock, instead))
+    if hasattr(model_class.post_init, MARK):
+        return
+    stock_post_init, stock_initialize = model_class.post_init, model_class._initialize_weights
+
+    @functools.wraps(stock_post_init)
+    def post_init(self):
+        unmark(self.config)
+        rebuild(self)
+        stock_post_init(self)
+
+    @functools.wraps(stock_initialize)
+    def _initialize_weights(self, module: nn.Module, *args, **kwargs):
+        def stock(target: nn.Module) -> None:
+            stock_initialize(self, target, *args, **kwargs)
+
+        if getattr(module, "_is_hf_initialized", False) or not initialize_changed(self, module, stock):
+            stock(module)
+        if hasattr(self.config, FIELD):
+            leave_wide_kernel(module)
+
+    for name, wrapper in (("post_init", post_init), ("_initialize_weights", _initialize_weights)):
+        setattr(wrapper, MARK, True)
+        setattr(model_class, name, wrapper)
+
+
+def check_wrapped(model_class: type) -> None:
+    """Raise UnsupportedVersionError unless a class has the wrapped methods with the expected arguments."""
+    for name, expected in WRAPPED.items():
+        method = getattr(model_class, name, None)
+        if not callable(method):
+            raise unsupported(f"{model_class.__name__} has no method {name}")
+        arguments = inspect.signature(method).parameters.values()
+        needed = [argument.name for argument in arguments if argument.default is argument.empty and is_single(argument)]
+        if tuple(needed) != expected:
+            raise unsupported(f"{model_class.__name__}.{name} takes ({', '.join(needed)}), not ({', '.join(expected)})")
+
+
+def is_single(argument: inspect.Parameter) -> bool:
+    """Return True if an argument is neither `*args` nor `**kwargs`."""
+    return argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)
+
+
+def unsupported(reason: str) -> UnsupportedVersionError:
+    """Return the error that says why this version of transformers does not work, and which versions do."""
+    return UnsupportedVersionError(
+        f"transformers {transformers.__version__} cannot load models that collab_heads has changed: {reason}; "
+        f"install {supported_versions()}"
+    )
+
+
+def supported_versions() -> str:
+    """Return the versions of transformers that the package requires, as pip takes them."""
+    try:
+        wanted = [Requirement(line) for line in requires("collab-heads") or ()]
+    except PackageNotFoundError:  # a checkout that is not installed
+        wanted = []
+    named = [str(each) for each in wanted if each.name == "transformers"]
+    return repr(named[0]) if named else "a version that pyproject.toml allows"

@@ -1,0 +1,69 @@
+"""Sizes that no model has are refused before anything is built from them."""
+
+import json
+
+import commands
+import pytest
+from known_heads import word_pieces
+from model_configs import bert_config
+from transformers import BertConfig, BertModel
+
+from collab_heads.errors import ArgumentError
+from collab_heads.saving.loading import check_sizes, numbers
+from families import FAMILIES, LAYOUTS
+
+
+@pytest.fixture
+def edited(tmp_path):
+    """A folder with the files of a BERT, and one field of its config changed."""
+
+    def edit(**fields):
+        for each in (BertModel(bert_config()), word_pieces()):
+            each.save_pretrained(tmp_path)
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+        return tmp_path
+
+    return edit
+
+
+@pytest.mark.parametrize("command", ("inspect", "compress"))
+@pytest.mark.parametrize(
+    "field, value",
+    (("num_hidden_layers", 10**9), ("num_hidden_layers", 10**400), ("num_labels", 10**9), ("hidden_size", 1 << 40)),
+    ids=("layers", "digits", "labels", "width"),
+)
+def test_the_commands_build_nothing_of_such_a_size(command, field, value, edited, monkeypatch):
+    folder = edited(**{field: value})
+    monkeypatch.setattr(BertConfig, "__init__", None)
+    flags = () if command == "inspect" else ("--data", __file__, "--output_dir", "nowhere", "--budget", 0.5)
+    with pytest.raises(ArgumentError, match=rf"config\.json: {field} is 1\d+, and no model has more than [\d,]+"):
+        commands.run(command, folder, *flags)
+
+
+def test_sizes_of_stacks_and_lists(tmp_path):
+    file = tmp_path / "config.json"
+    for config in ({"text_config": {"encoder_layers": 3000}}, {"depths": [2, 2, 9999]}, {"conv_dim": [512, 1 << 30]}):
+        file.write_text(json.dumps(config))
+        for source in (tmp_path, file):
+            with pytest.raises(ArgumentError, match="no model has more"):
+                check_sizes(str(source))
+
+
+def test_what_is_no_size_may_be_large(tmp_path):
+    file = tmp_path / "config.json"
+    large = {"rope_theta": 10**10, "rope_parameters": {"rope_theta": 1e10}, "seen_tokens": 10**13}
+    file.write_text(json.dumps(large | {"label2id": {"the head of layer one": 5000}, "layer_norm_eps": 1e-12}))
+    check_sizes(str(tmp_path))
+    check_sizes(str(tmp_path / "nowhere"))
+    for broken in ("[]", "{", "7", '{"num_hidden_layers": "many"}'):
+        file.write_text(broken)
+        check_sizes(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_usual_models_pass(name, tmp_path):
+    config = FAMILIES[name].build().config.__class__()  # of the usual sizes of the family
+    config.save_pretrained(tmp_path)
+    check_sizes(str(tmp_path))
+    assert list(numbers(config.to_dict()))
