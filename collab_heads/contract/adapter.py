@@ -302,7 +302,7 @@ class AttentionAdapter:
     def token_masks(
         self, config: PretrainedConfig, inputs: Mapping, masks: dict[str, Tensor | None]
     ) -> dict[str, Tensor | None]:
-        """Refine which tokens count, where the attention masks of a family do not say it (`running.batches.token_masks`).
+        """Refine which tokens count, where the attention masks of a family do not say it (`token_masks`).
 
         Args:
             config: of the model.
