@@ -32,7 +32,6 @@ LAYERS = (
     ("plots",),
     ("heads.penalty",),
     ("distillation",),
-    ("analysis.treebank",),
     ("analysis.measures",),
     ("analysis.roles",),
     ("analysis.relevance",),
@@ -44,6 +43,7 @@ LAYERS = (
     ("vocabulary",),
     ("rotation",),
     ("trainer",),
+    ("training",),
     ("", "modeling_collab_heads"),  # the public names; what is stored beside a model imports them
     ("data",),
     ("training.options",),
@@ -127,7 +127,7 @@ def family_imports(source: str) -> list[str]:
 
 
 DRAWS = {"matplotlib", "PIL"}
-SPEAKING = {"", "adapters", "plots", "demo"}  # packages whose __init__ holds names
+SPEAKING = {"", "adapters", "analysis", "plots", "demo", "training"}  # packages whose __init__ holds names
 FOLDERS = {name for name, file in MODULES.items() if file.name == "__init__.py"}
 IN_LAYERS = MODULES.keys() - (FOLDERS - SPEAKING)
 

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 import pytest
 import torch
 from model_sizes import VOCABULARY
+from public_names import functions
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers_made import fast
 from transformers import PreTrainedTokenizerFast
@@ -78,9 +79,8 @@ GIVEN = {
 
 
 def functions_of_a_model():
-    for name in collab_heads.__all__:
-        function = getattr(collab_heads, name)
-        if inspect.isfunction(function) and next(iter(inspect.signature(function).parameters), None) == "model":
+    for name, function in functions().items():
+        if next(iter(inspect.signature(function).parameters), None) == "model":
             yield pytest.param(function, id=name)
 
 

@@ -5,7 +5,8 @@ import random
 import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
-from collab_heads import HeadTraining, swap_to_alpha, swap_to_gated
+from collab_heads import swap_to_alpha, swap_to_gated
+from collab_heads.training import HeadTraining
 
 WORDS, EXAMPLES, EPOCHS, BATCH = 60, 40, 2, 8
 STEPS = EPOCHS * EXAMPLES // BATCH

@@ -8,18 +8,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import transformers
 from transformers import (
     AutoConfig,
     AutoModel,
     AutoTokenizer,
-    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
-from collab_heads.analysis.treebank.treebank import longest_input
-from collab_heads.base.checks import is_list, shortened
+from collab_heads.analysis.roles.treebank import longest_input
+from collab_heads.base.checks import shortened
 from collab_heads.base.extras import check_extra
 from collab_heads.contract.registry import adapter_for_config, get_adapter
 from collab_heads.data.batches import Collate, check_room, chunked, generate, longest_first, tokenize
@@ -27,7 +25,7 @@ from collab_heads.data.parallel import Pairs, columns_of, read_lines, read_two, 
 from collab_heads.data.tables import TABLES, is_table, read_table
 from collab_heads.errors import ArgumentError, DataError, LoadError, UnsupportedModelError
 from collab_heads.running.batches import evaluating
-from collab_heads.saving.loading import load_or_explain
+from collab_heads.saving.loading import class_of, load_or_explain
 
 
 class Loaded(NamedTuple):
@@ -60,15 +58,6 @@ def load(args: Namespace) -> Loaded:
         return Loaded(model.to(device), tokenizer, dtype)
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch was built without it, or finds none
         raise ArgumentError(f"--device {device}: {str(error).splitlines()[0]}") from error
-
-
-def class_of(config: PretrainedConfig) -> Any:
-    """Return the class that a config names; AutoModel if it names none, or one that transformers lacks."""
-    named = config.architectures or ["AutoModel"]
-    if not is_list(named) or not isinstance(named[0], str):
-        raise LoadError(f"{config.name_or_path}: its architectures are {named!r:.80}, must be a list of names")
-    found = getattr(transformers, named[0], AutoModel)
-    return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else AutoModel
 
 
 def load_tokenizer(name: str, remote: Mapping) -> PreTrainedTokenizerBase:

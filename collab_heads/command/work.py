@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from collab_heads.analysis.analyze import analyze_heads
+from collab_heads.analysis.facts import FamilyFacts, FamilyList, ModelFacts
+from collab_heads.analysis.inspect import look
 from collab_heads.analysis.report.head_report import HeadReport
-from collab_heads.analysis.treebank.conllu import read_conllu
 from collab_heads.base.extras import missing
 from collab_heads.base.report import portable_name
 from collab_heads.collaborative.report import SwapReport
@@ -22,7 +23,7 @@ from collab_heads.collaborative.swap import swap_to_collaborative
 from collab_heads.command.inputs import Loaded, batches_of, calibration, check_class, drawn, load, read_data
 from collab_heads.compression.compress import compress
 from collab_heads.compression.compression_plan import CompressionPlan
-from collab_heads.compression.measurements import HELD_OUT
+from collab_heads.compression.measurements import HELD_OUT, MEASURED
 from collab_heads.compression.plan import plan
 from collab_heads.compression.report import CompressReport
 from collab_heads.contract.registry import get_adapter, is_lone_decoder
@@ -32,6 +33,7 @@ from collab_heads.distillation.distill import distill
 from collab_heads.distillation.examples import num_examples
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.files.atomic import write_json
+from collab_heads.files.conllu import read_conllu
 from collab_heads.files.folders import write_folder
 from collab_heads.fitting.kinds import check_kind
 from collab_heads.heads.criteria import criterion_of, head_importance, most_important
@@ -50,6 +52,13 @@ from collab_heads.training.options.parser import options_of
 from collab_heads.vocabulary.trim import VocabularyReport, trim_vocabulary
 
 
+def run_inspect(args: Namespace) -> ModelFacts | FamilyFacts | FamilyList:
+    """Print what a model is made of, a type of models, or all types, as the flags say."""
+    found = look(args.model, trust_remote_code=args.trust_remote_code)
+    print(found)
+    return found
+
+
 def run_compress(args: Namespace) -> CompressReport | CompressionPlan:
     """Compress a model, print and write the result, and return the report; with `--plan` return only the plan.
 
@@ -57,6 +66,7 @@ def run_compress(args: Namespace) -> CompressReport | CompressionPlan:
     """
     check_kind(args.kind)
     all_texts = read_data(args)
+    others = None if args.validation is None else read_data(Namespace(**{**vars(args), "data": args.validation}))
     loaded = load(args)
     model, tokenizer, _ = loaded
     check_class(model)
@@ -71,7 +81,8 @@ def run_compress(args: Namespace) -> CompressReport | CompressionPlan:
             write_plan(made, args.output_dir)
         return made
     original = copy.deepcopy(model) if args.distill_steps else None
-    report = compress(model, made, args.budget, max_error=args.max_error)
+    elsewhere = None if others is None else batches_of(args, model, tokenizer, drawn(others, MEASURED, args.seed))
+    report = compress(model, made, args.budget, max_error=args.max_error, validation=elsewhere)
     print(report)
     distilled = None
     if original is not None:

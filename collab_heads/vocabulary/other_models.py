@@ -9,13 +9,13 @@ from typing import Any, cast
 from torch import nn
 from transformers import PreTrainedModel
 
-from collab_heads.errors import SwapError
+from collab_heads.errors import ModelStateError
 from collab_heads.sites.record import own_configs
 from collab_heads.vocabulary.token_tables import TokenTable
 
 
 def check_other_models(model: PreTrainedModel, tables: Sequence[TokenTable]) -> None:
-    """Raise SwapError if another model has the model in it, or a module with tables that it would lose rows of.
+    """Raise ModelStateError if another model has the model in it, or a module with tables that it would lose rows of.
 
     Tables alone may be shared: `own_tables` copies them.
     """
@@ -24,12 +24,12 @@ def check_other_models(model: PreTrainedModel, tables: Sequence[TokenTable]) -> 
     gc.collect()  # models that nothing refers to any more, but themselves
     for part, holder in other_holders(model, tables).items():
         if part is model:
-            raise SwapError(
+            raise ModelStateError(
                 f"this {type(model).__name__} is part of a {type(holder).__name__}, whose config and other layers stay "
                 "as they are: trim the whole model, or a copy of the part (copy.deepcopy)"
             )
         path = next(path for path, module in model.named_modules() if module is part)
-        raise SwapError(
+        raise ModelStateError(
             f"{path} of this {type(model).__name__} is in a {type(holder).__name__} of another model, too, which would "
             "lose tokens that its tokenizer and config have: give one a copy of its own (copy.deepcopy) first"
         )

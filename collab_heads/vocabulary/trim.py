@@ -11,7 +11,7 @@ from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_count, is_count, is_number
 from collab_heads.base.progress import progress_bar
 from collab_heads.base.report import Report, plain
-from collab_heads.errors import ArgumentError, CalibrationError, SwapError
+from collab_heads.errors import ArgumentError, CalibrationError, ModelStateError
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.saving.vocabularies import check_words, digest, vocabularies_of
 from collab_heads.sites.record import TRIMMED
@@ -122,7 +122,7 @@ def trim_vocabulary(
     Raises:
         ArgumentError: if the tokenizer is slow, or of another model, or `keep` is less than what must stay.
         CalibrationError: if there are no texts.
-        SwapError: if the new tokenizer would divide a text of kept tokens in another way, or the model is part of
+        ModelStateError: if the new tokenizer would divide a text of kept tokens in another way, or the model is part of
             another one, or shares a module around its embeddings with one; nothing is changed then.
         UnsupportedModelError: if the model is wrapped or reads no tokens, or its embeddings are quantised.
     """
@@ -258,11 +258,11 @@ def same_padding(files: TokenizerFiles, kept: list[list[int]], padding: int | No
 def check_same(
     files: TokenizerFiles, made: PreTrainedTokenizerBase, texts: Sequence[Text], ids: Sequence[Mapping[int, int]]
 ) -> None:
-    """Raise SwapError if the new tokenizer divides a text of kept tokens in another way."""
+    """Raise ModelStateError if the new tokenizer divides a text of kept tokens in another way."""
     for old, new, mapping in zip(files.encode(texts, files.tokenizer), files.encode(texts, made), ids, strict=True):
         for before, after in zip(old, new, strict=True):
             if all(each in mapping for each in before) and [mapping[each] for each in before] != after:
-                raise SwapError(
+                raise ModelStateError(
                     f"{type(made).__name__} with fewer tokens divides a text of kept tokens in another way: "
                     f"{files.tokenizer.convert_ids_to_tokens([*before])} becomes {made.convert_ids_to_tokens([*after])}"
                 )

@@ -12,8 +12,8 @@ from tokenizers_made import FEW, TEXTS, fast, marian, pairs
 from transformers import AutoTokenizer, BertModel, MarianConfig, MarianMTModel
 from trimming import bert, states
 
-from collab_heads import analyze_heads, export, head_roles, prune_heads, trim_vocabulary
-from collab_heads.command.inspect import facts_of_model
+from collab_heads import analyze_heads, export, inspect, prune_heads, trim_vocabulary
+from collab_heads.analysis import head_roles
 from collab_heads.errors import ArgumentError, ConfigError
 from collab_heads.saving.loading import load_or_explain
 from collab_heads.saving.tokenizer_files import stored_digest
@@ -135,10 +135,10 @@ def test_a_trimmed_model_does_not_load_beside_another_tokenizer(original, tmp_pa
     with pytest.raises(ConfigError, match=message):
         BertModel.from_pretrained(tmp_path / "out")
     with pytest.raises(ConfigError, match="is not that of the model"):
-        facts_of_model(str(tmp_path / "out"), model.config)
+        inspect(tmp_path / "out")
     tokenizer.save_pretrained(tmp_path / "out")
     BertModel.from_pretrained(tmp_path / "out")
-    facts_of_model(str(tmp_path / "out"), model.config)
+    inspect(tmp_path / "out")
     other = trimmed(original, FEW[:5], keep=len(tokenizer))[1]  # as many tokens, others
     assert len(other) == len(tokenizer)
     other.save_pretrained(tmp_path / "out")

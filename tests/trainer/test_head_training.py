@@ -6,18 +6,9 @@ from huggingface_hub import ModelCard
 from trainers import BATCH, EXAMPLES, QUIET, STEPS, classifier, exact, examples, gated, mixed, train, trainer_of
 from transformers import Trainer, TrainingArguments, get_scheduler
 
-from collab_heads import (
-    HeadAdamW,
-    HeadPenalty,
-    HeadRotation,
-    HeadTraining,
-    fold_heads,
-    gate_report,
-    get_adapter,
-    prune_heads,
-    swap_to_gated,
-)
-from collab_heads.errors import ArgumentError, DataError, SwapError
+from collab_heads import fold_heads, get_adapter, inspect, prune_heads, swap_to_gated
+from collab_heads.errors import ArgumentError, DataError, ModelStateError
+from collab_heads.training import HeadAdamW, HeadPenalty, HeadRotation, HeadTraining
 from families import FAMILIES
 
 ADAM32 = 5e-5  # float32 gradients summed in another order, magnified where Adam divides by small ones
@@ -25,7 +16,7 @@ LOSS32 = 1e-6  # a mean over batches, in another order
 
 
 def heads_of(model):
-    return gate_report(model).open
+    return inspect(model).gates.open
 
 
 def near(first, second):
@@ -205,7 +196,7 @@ def test_what_cannot_be_is_refused(tmp_path):
         HeadTraining(target_heads=3, batches=[])
     with pytest.raises(ArgumentError, match=r"steps 1.5 must be a number of optimizer steps, or a share"):
         train(gated(classifier()), tmp_path, HeadTraining(target_heads=3, steps=1.5))
-    with pytest.raises(SwapError, match="swap_to_gated first"):
+    with pytest.raises(ModelStateError, match="swap_to_gated first"):
         train(classifier(), tmp_path, exact())
     with pytest.raises(ArgumentError, match="a HeadPenalty needs gate_weight"):
         train(classifier(), tmp_path, HeadTraining())

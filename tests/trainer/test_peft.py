@@ -9,9 +9,10 @@ from safetensors.torch import load_file
 from trainers import STEPS, adapted, classifier, exact, gated, mixed, same_weights, trainer_of
 from transformers import TrainerCallback
 
-from collab_heads import HeadRotation, HeadTraining, load_heads, prune_heads, save_heads, swap_to_gated
+from collab_heads import prune_heads, swap_to_gated
 from collab_heads.errors import ArgumentError, DataError, OutputError, UnsupportedModelError
 from collab_heads.trainer.heads_file import FILE
+from collab_heads.training import HeadRotation, HeadTraining, load_heads, save_heads
 
 peft = pytest.importorskip("peft", reason="peft is not installed")
 

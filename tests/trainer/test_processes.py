@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 from scripts import forget_accelerate, run_on_two
 from trainers import BATCH, classifier, exact, gated, mixed, trainer_of
 
-from collab_heads import HeadRotation, HeadTraining
+from collab_heads.training import HeadRotation, HeadTraining
 
 pytestmark = pytest.mark.slow
 

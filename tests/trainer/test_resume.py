@@ -6,9 +6,10 @@ import pytest
 import torch
 from trainers import STEPS, classifier, exact, gated, mixed, same_weights, trainer_of
 
-from collab_heads import HeadRotation, HeadTraining, gate_report, prune_heads
+from collab_heads import inspect, prune_heads
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.trainer.attached import check_same_heads
+from collab_heads.training import HeadRotation, HeadTraining
 from families import FAMILIES
 
 SCORES = {f"encoder.layer.{i}.attention.self": torch.tensor([0.4, 0.1, 0.3, 0.2]) + i for i in range(2)}
@@ -61,7 +62,7 @@ def test_the_newest_checkpoint_and_other_callbacks(tmp_path):
     again = trainer_of(gated(classifier()), tmp_path, exact(), **saving)
     again.train(resume_from_checkpoint=True)
     assert same_weights(again.model, unbroken.model) == []
-    assert gate_report(again.model).open == 3
+    assert inspect(again.model).gates.open == 3
 
 
 @pytest.mark.slow
@@ -78,9 +79,9 @@ def test_a_trainer_that_has_trained_goes_on(tmp_path):
 def test_a_second_training_keeps_the_heads_that_the_first_has_chosen(tmp_path):
     trainer = trainer_of(gated(classifier()), tmp_path, exact())
     trainer.train()
-    chosen = gate_report(trainer.model).to_dict()
+    chosen = inspect(trainer.model).gates.to_dict()
     trainer.train()
-    assert gate_report(trainer.model).to_dict() == chosen
+    assert inspect(trainer.model).gates.to_dict() == chosen
     assert all(each["heads_open"] == 3 for each in trainer.state.log_history if "loss" in each)
 
 
@@ -145,7 +146,7 @@ def test_a_training_that_was_broken_off_begins_again(error, tmp_path):
         with pytest.raises(KeyboardInterrupt):
             trainer.train()
     trainer.train()
-    assert gate_report(trainer.model).open == 3 and heads.penalty is None
+    assert inspect(trainer.model).gates.open == 3 and heads.penalty is None
     assert not any(module._forward_pre_hooks for module in trainer.model.modules())
 
 

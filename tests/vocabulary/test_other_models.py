@@ -24,7 +24,7 @@ from trimming import SIZES, bert, states
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import trim_vocabulary
-from collab_heads.errors import SwapError
+from collab_heads.errors import ModelStateError
 from collab_heads.vocabulary.other_models import holders
 
 
@@ -140,7 +140,7 @@ def test_shared_modules_around_tables_are_refused():
     model, other = bert(tokenizer), bert(tokenizer, BertForSequenceClassification)
     other.bert.embeddings = model.embeddings
     before = snapshot(other)
-    with refused(model, SwapError, "embeddings of this BertModel is in a BertModel of another model", "deepcopy"):
+    with refused(model, ModelStateError, "embeddings of this BertModel is in a BertModel of another model", "deepcopy"):
         trim_vocabulary(model, tokenizer, FEW)
     assert_unchanged(other, before)
     other.bert.embeddings = copy.deepcopy(model.embeddings)
@@ -151,13 +151,15 @@ def test_shared_biases_and_stacks_are_refused():
     tokenizer = fast("WordPiece")
     model, other = pair(tokenizer)
     other.cls.predictions = model.cls.predictions
-    with refused(model, SwapError, "cls.predictions of this BertLMHeadModel is in a BertOnlyMLMHead of another model"):
+    with refused(
+        model, ModelStateError, "cls.predictions of this BertLMHeadModel is in a BertOnlyMLMHead of another model"
+    ):
         trim_vocabulary(model, tokenizer, FEW)
     tokenizer = fast("Unigram")
     model = t5(tokenizer)
     encoder = T5EncoderModel(model.config)
     encoder.encoder = model.encoder
-    with refused(model, SwapError, "encoder of this T5ForConditionalGeneration is in a T5EncoderModel"):
+    with refused(model, ModelStateError, "encoder of this T5ForConditionalGeneration is in a T5EncoderModel"):
         trim_vocabulary(model, tokenizer, FEW)
 
 
@@ -167,7 +169,9 @@ def test_shared_positions_that_hold_the_padding_are_refused():
     heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
     model, other = (M2M100Model(M2M100Config(vocab_size=len(tokenizer), **sizes, **heads)) for _ in range(2))
     other.encoder.embed_positions = model.encoder.embed_positions
-    with refused(model, SwapError, "encoder.embed_positions of this M2M100Model is in a M2M100Encoder of another"):
+    with refused(
+        model, ModelStateError, "encoder.embed_positions of this M2M100Model is in a M2M100Encoder of another"
+    ):
         trim_vocabulary(model, tokenizer, FEW)
 
 
@@ -178,7 +182,9 @@ def test_tables_that_accelerate_hooked_are_refused_where_they_are_shared():
     table.forward = table.forward  # what its hooks do: bound to this module
     alone = copy.deepcopy(model)
     one_module(model, other)
-    with refused(model, SwapError, "bert.embeddings.word_embeddings of this BertLMHeadModel is in a BertEmbeddings"):
+    with refused(
+        model, ModelStateError, "bert.embeddings.word_embeddings of this BertLMHeadModel is in a BertEmbeddings"
+    ):
         trim_vocabulary(model, tokenizer, FEW)
     trim_vocabulary(alone, tokenizer, FEW)
 
@@ -186,7 +192,9 @@ def test_tables_that_accelerate_hooked_are_refused_where_they_are_shared():
 def test_a_part_of_a_model_is_refused_and_a_wrapped_one_is_not():
     tokenizer = fast("WordPiece")
     whole = bert(tokenizer, BertForSequenceClassification)
-    with refused(whole, SwapError, "this BertModel is part of a BertForSequenceClassification", "the whole model"):
+    with refused(
+        whole, ModelStateError, "this BertModel is part of a BertForSequenceClassification", "the whole model"
+    ):
         trim_vocabulary(whole.bert, tokenizer, FEW)
     around = nn.Sequential(bert(tokenizer))  # as sentence-transformers has it
     made = trim_vocabulary(around[0], tokenizer, FEW).tokenizer

@@ -31,9 +31,8 @@ from transformers import (
 from trimming import ROUNDING, SIZES, bert, states, tokens_of
 from unchanged import assert_unchanged, snapshot
 
-from collab_heads import compress, trim_vocabulary
-from collab_heads.command.inspect import facts_of_model
-from collab_heads.errors import ArgumentError, CalibrationError, SwapError, UnsupportedModelError
+from collab_heads import compress, inspect, trim_vocabulary
+from collab_heads.errors import ArgumentError, CalibrationError, ModelStateError, UnsupportedModelError
 from collab_heads.vocabulary import trim
 from collab_heads.vocabulary.token_tables import keep_rows, token_tables
 
@@ -255,7 +254,7 @@ def test_compressed_models_are_trimmed_before_or_after(tmp_path):
     loaded = aligned(BertModel.from_pretrained(tmp_path / "out").eval())
     assert torch.equal(states(loaded, made, FEW), states(first, made, FEW))
     assert f"to {len(made)} tokens" in (tmp_path / "out" / "README.md").read_text()
-    facts = facts_of_model(str(tmp_path / "out"), loaded.config)
+    facts = inspect(tmp_path / "out")
     assert facts.vocabulary == {"before": len(tokenizer), "after": len(made)} and f"{len(made)} of" in str(facts)
 
 
@@ -339,7 +338,7 @@ def test_a_tokenizer_that_divides_otherwise_changes_nothing(monkeypatch):
         return files
 
     monkeypatch.setattr(trim, "files_of", broken)
-    with pytest.raises(SwapError, match="divides a text of kept tokens in another way"):
+    with pytest.raises(ModelStateError, match="divides a text of kept tokens in another way"):
         trim_vocabulary(model, tokenizer, FEW)
     assert_unchanged(model, before)
 

@@ -10,9 +10,10 @@ from model_runs import aligned
 from model_sizes import EXACT64, FP32_NOISE, HEADS
 from unchanged import assert_unchanged, snapshot
 
-from collab_heads import HeadPenalty, get_adapter, swap_to_alpha, swap_to_gated
-from collab_heads.errors import ArgumentError, SwapError
+from collab_heads import get_adapter, swap_to_alpha, swap_to_gated
+from collab_heads.errors import ArgumentError, ModelStateError
 from collab_heads.heads.alpha import mixed_sites
+from collab_heads.training import HeadPenalty
 from collab_heads.training.loop.steps import optimizer_step
 from families import FAMILIES
 
@@ -358,7 +359,7 @@ def test_refused(options, message):
 
 def test_needs_alphas():
     model = FAMILIES["bert"].build()
-    with pytest.raises(SwapError, match="no alphas: call swap_to_alpha first"):
+    with pytest.raises(ModelStateError, match="no alphas: call swap_to_alpha first"):
         HeadPenalty(model, growth=1.0)
     with pytest.raises(ArgumentError, match="needs gate_weight or target_heads"):
         HeadPenalty(model)

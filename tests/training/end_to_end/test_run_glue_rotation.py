@@ -11,8 +11,9 @@ from transformers import AutoModelForSequenceClassification
 from translation_script import as_json, differing, weights
 
 import tiny
-from collab_heads import CollabHeadsError, HeadRotation, rotate_heads
+from collab_heads import CollabHeadsError, rotate_heads
 from collab_heads.rotation.exchange import Slot
+from collab_heads.training import HeadRotation
 from collab_heads.training.loop import fine_tune as loop
 from collab_heads.training.runs.classifier import Classifier
 from collab_heads.training.runs.head_steps import HeadSteps

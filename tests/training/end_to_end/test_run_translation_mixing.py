@@ -21,7 +21,8 @@ from translation_script import (
 )
 
 import run_translation
-from collab_heads import CollabHeadsError, HeadStatistics, head_statistics, rotate_heads
+from collab_heads import CollabHeadsError, rotate_heads
+from collab_heads.analysis import HeadStatistics, head_statistics
 from collab_heads.rotation.exchange import Slot
 from collab_heads.training.runs import analysis
 from collab_heads.training.runs.head_steps import HeadSteps

@@ -10,10 +10,11 @@ from datasets import Dataset
 from model_configs import bert_config
 from transformers import BertConfig, BertForSequenceClassification
 
-from collab_heads import HeadPenalty, get_adapter, swap_to_gated
+from collab_heads import get_adapter, swap_to_gated
 from collab_heads.base import progress
 from collab_heads.errors import ArgumentError, NonFiniteError
 from collab_heads.heads.gating import gated_sites
+from collab_heads.training import HeadPenalty
 from collab_heads.training.loop import fine_tune as loop
 from collab_heads.training.loop import training
 from collab_heads.training.loop.steps import TrainingSteps, optimizer_step, parameter_groups

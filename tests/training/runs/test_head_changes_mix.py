@@ -5,9 +5,10 @@ from changed_heads import adapter_sites
 from model_sizes import HEADS
 from unchanged import assert_unchanged, snapshot
 
-from collab_heads import CollabHeadsError, HeadPenalty, get_adapter, prune_heads, swap_to_alpha
+from collab_heads import CollabHeadsError, get_adapter, prune_heads, swap_to_alpha
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.alpha import mixed_sites
+from collab_heads.training import HeadPenalty
 from collab_heads.training.runs import head_changes
 from families import FAMILIES
 
