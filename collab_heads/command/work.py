@@ -168,9 +168,9 @@ def run_trim(args: Namespace) -> VocabularyReport:
     texts = list(zip(sources, sides["target"], strict=True)) if "target" in sides else sources
     loaded = load(args)
     check_class(loaded.model)
-    report = trim_vocabulary(loaded.model, loaded.tokenizer, texts, keep=args.keep, min_count=args.min_count)
+    small, report = trim_vocabulary(loaded.model, loaded.tokenizer, texts, keep=args.keep, min_count=args.min_count)
     print(report)
-    write_model(args, loaded._replace(tokenizer=report.tokenizer), "trim", report)
+    write_model(args, loaded._replace(tokenizer=small), "trim", report)
     return report
 
 

@@ -145,7 +145,7 @@ def check_vocabulary(config: PretrainedConfig, folder: Path, said: object) -> No
         raise ConfigError(
             f"the tokenizer in {folder} ({tokens_in(None, found)} tokens) is not that of the model beside it, whose "
             f"vocabulary was trimmed to {tokens_in(trimmed)} tokens: it would read words as others. Save the tokenizer "
-            "of the report of trim_vocabulary there. If you trained the model with this tokenizer after trimming, "
+            "that trim_vocabulary returned there. If you trained the model with this tokenizer after trimming, "
             f"remove {TRIMMED!r} from its config.json"
         )
     logger.warning(

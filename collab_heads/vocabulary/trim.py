@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_count, is_count, is_number
 from collab_heads.base.progress import progress_bar
-from collab_heads.base.report import Report, plain
+from collab_heads.base.report import Report
 from collab_heads.errors import ArgumentError, CalibrationError, SwapError
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.saving.vocabularies import check_words, digest, vocabularies_of
@@ -32,10 +32,9 @@ SHOWN = 8  # names in a report
 
 @dataclass(frozen=True)
 class VocabularyReport(Report):
-    """The result of `trim_vocabulary`.
+    """What `trim_vocabulary` saved.
 
     Attributes:
-        tokenizer: the new tokenizer: save it beside the model.
         tokens_before, tokens_after: the tokens of the vocabulary; of both, where encoder and decoder have their own.
         parameters_before, parameters_after: the parameters of embeddings and output layer, tied ones once.
         text_tokens: the number of tokens in the texts.
@@ -45,7 +44,6 @@ class VocabularyReport(Report):
         own_tokens: the tokens of these that the given texts do not have; they stay.
     """
 
-    tokenizer: PreTrainedTokenizerBase
     tokens_before: int
     tokens_after: int
     parameters_before: int
@@ -55,10 +53,6 @@ class VocabularyReport(Report):
     model_parameters: int
     own_texts: tuple[str, ...] = ()
     own_tokens: int = 0
-
-    def to_dict(self) -> dict:
-        """Return all numbers, ready for JSON."""
-        return {name: plain(value) for name, value in vars(self).items() if name != "tokenizer"}
 
     def lines(self) -> list[str]:
         whole, saved = self.model_parameters, self.parameters_before - self.parameters_after
@@ -87,7 +81,7 @@ def trim_vocabulary(
     keep: int | float | None = None,
     min_count: int = 1,
     show_progress: bool = True,
-) -> VocabularyReport:
+) -> tuple[PreTrainedTokenizerBase, VocabularyReport]:
     """Keep the tokens that texts use: in the tokenizer, the embeddings, the output layer and the ids of the configs.
 
     The model is changed in place, and the checkpoint is one that plain transformers loads. For texts of kept tokens
@@ -103,8 +97,8 @@ def trim_vocabulary(
         >>> from collab_heads.demo import model_folder, sentences
         >>> model = AutoModel.from_pretrained(model_folder())
         >>> tokenizer = AutoTokenizer.from_pretrained(model_folder())
-        >>> report = trim_vocabulary(model, tokenizer, sentences(64, seed=0))
-        >>> model.get_input_embeddings().weight.shape[0] == len(report.tokenizer) == report.tokens_after
+        >>> tokenizer, report = trim_vocabulary(model, tokenizer, sentences(64, seed=0))
+        >>> model.get_input_embeddings().weight.shape[0] == len(tokenizer) == report.tokens_after
         True
 
     Args:
@@ -117,7 +111,7 @@ def trim_vocabulary(
         show_progress: show a progress bar, where stderr is a terminal.
 
     Returns:
-        The new tokenizer, and what was saved; `print` it.
+        The new tokenizer, which belongs beside the model, and what was saved; `print` it.
 
     Raises:
         ArgumentError: if the tokenizer is slow, or of another model, or `keep` is less than what must stay.
@@ -165,8 +159,7 @@ def trim_vocabulary(
     keep_rows(model, tables, kept)
     said = {"before": rows[0], "after": len(kept[0]), "digest": digest(vocabularies_of(made))}
     setattr(model.config, TRIMMED, said)
-    return VocabularyReport(
-        tokenizer=made,
+    return made, VocabularyReport(
         tokens_before=sum(map(len, files.vocabularies)),
         tokens_after=sum(map(len, kept)),
         parameters_before=before,

@@ -1,9 +1,7 @@
 """The files of a tokenizer: the vocabularies in them, how texts are divided, and the same with fewer tokens."""
 
 import json
-import shutil
 import tempfile
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -58,16 +56,12 @@ class TokenizerFiles(ABC):
 
     def trimmed(self, kept: Sequence[Mapping[str, int]]) -> PreTrainedTokenizerBase:
         """Return the tokenizer with fewer tokens, loaded from files as a user would load it."""
-        place = Path(tempfile.mkdtemp(prefix="collab_heads"))
-        try:
+        with tempfile.TemporaryDirectory(prefix="collab_heads", ignore_cleanup_errors=True) as name:
+            place = Path(name)
             with writing(place):
                 self.tokenizer.save_pretrained(place)
                 self.rewrite(place, kept)
             made = type(self.tokenizer).from_pretrained(place, local_files_only=True)
-        except BaseException:
-            shutil.rmtree(place, ignore_errors=True)
-            raise
-        weakref.finalize(made, shutil.rmtree, place, ignore_errors=True)  # sentencepiece reads its files again
         made.name_or_path = self.tokenizer.name_or_path
         return made
 

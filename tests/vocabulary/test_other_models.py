@@ -82,7 +82,7 @@ def test_another_model_stays_as_it_is(share, tmp_path):
     alone, alike = copy.deepcopy(model), copy.deepcopy(other)
     expected, before = states(other, tokenizer, FEW), snapshot(other)
     generation = other.generation_config.to_dict()
-    report = trim_vocabulary(model, tokenizer, FEW)
+    small, _ = trim_vocabulary(model, tokenizer, FEW)
     assert_unchanged(other, before)
     assert other.config.vocab_size == len(tokenizer) == other.get_input_embeddings().num_embeddings
     assert other.generation_config.to_dict() == generation
@@ -91,15 +91,15 @@ def test_another_model_stays_as_it_is(share, tmp_path):
     assert model.config.to_dict() == alone.config.to_dict()
     assert model.generation_config.to_dict() == alone.generation_config.to_dict()
     assert model.state_dict().keys() == alone.state_dict().keys()
-    assert torch.equal(states(model, report.tokenizer, FEW), states(alone, report.tokenizer, FEW))
+    assert torch.equal(states(model, small, FEW), states(alone, small, FEW))
     assert (model.get_input_embeddings().weight is model.get_output_embeddings().weight) == (
         alone.get_input_embeddings().weight is alone.get_output_embeddings().weight
     )
     other.save_pretrained(tmp_path / "other")  # the other one is loaded and trimmed, too
     loaded = aligned(BertLMHeadModel.from_pretrained(tmp_path / "other"))
     assert torch.equal(states(loaded, tokenizer, FEW), expected)
-    made = trim_vocabulary(other, tokenizer, FEW[:5]).tokenizer
-    assert other.config.vocab_size == len(made) < model.config.vocab_size == len(report.tokenizer)
+    made, _ = trim_vocabulary(other, tokenizer, FEW[:5])
+    assert other.config.vocab_size == len(made) < model.config.vocab_size == len(small)
     trim_vocabulary(alike, tokenizer, FEW[:5])
     assert torch.equal(states(other, made, FEW), states(alike, made, FEW))
 
@@ -110,7 +110,7 @@ def test_one_table_under_several_names_of_both_models():
     model.set_input_embeddings(model.shared)
     other.set_input_embeddings(model.get_input_embeddings())
     before = snapshot(other)
-    report = trim_vocabulary(model, tokenizer, FEW)
+    _, report = trim_vocabulary(model, tokenizer, FEW)
     assert_unchanged(other, before)
     assert model.encoder.embed_tokens is model.decoder.embed_tokens is model.shared is not other.shared
     assert model.shared.weight is model.lm_head.weight and len(model.shared.weight) == report.tokens_after
@@ -122,7 +122,7 @@ def test_hooks_of_a_shared_table_are_those_of_both():
     one_module(model, other)
     seen = []
     model.get_input_embeddings().register_forward_hook(lambda module, inputs, output: seen.append(module))
-    made = trim_vocabulary(model, tokenizer, FEW).tokenizer
+    made, _ = trim_vocabulary(model, tokenizer, FEW)
     states(model, made, FEW), states(other, tokenizer, FEW)
     assert seen == [model.get_input_embeddings(), other.get_input_embeddings()] and seen[0] is not seen[1]
 
@@ -189,7 +189,7 @@ def test_a_part_of_a_model_is_refused_and_a_wrapped_one_is_not():
     with refused(whole, SwapError, "this BertModel is part of a BertForSequenceClassification", "the whole model"):
         trim_vocabulary(whole.bert, tokenizer, FEW)
     around = nn.Sequential(bert(tokenizer))  # as sentence-transformers has it
-    made = trim_vocabulary(around[0], tokenizer, FEW).tokenizer
+    made, _ = trim_vocabulary(around[0], tokenizer, FEW)
     assert around[0].config.vocab_size == len(made)
 
 
