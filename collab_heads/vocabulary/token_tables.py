@@ -1,15 +1,19 @@
 """The rows of a model that belong to tokens: found, counted, and kept for some tokens."""
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MethodType
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from collab_heads.errors import ArgumentError, UnsupportedModelError
 from collab_heads.saving.vocabularies import SPARE, size
+from collab_heads.sites.record import own_configs
 from collab_heads.vocabulary.needed_ids import ONE_ID, configs_of, is_id, renumber
 
 COUNTS_POSITIONS = "create_position_ids_from_inputs_embeds"  # a method of embeddings whose positions begin behind it
@@ -119,6 +123,55 @@ def tensors_of(table: TokenTable) -> Iterator[Tensor]:
     yield table.module.weight
     for owner, name in table.biases:
         yield getattr(owner, name)
+
+
+def own_parts(model: PreTrainedModel, tables: Sequence[TokenTable]) -> list[TokenTable]:
+    """Give a model configs and modules of its own wherever trimming changes them, and return its tables.
+
+    Other models may have the same ones, which stay as they are. Parameters are not copied.
+    """
+    changed = {table.module for table in tables} | {owner for table in tables for owner, _ in table.biases}
+
+    def changes(module: nn.Module) -> bool:
+        return module in changed or any(
+            isinstance(value, PretrainedConfig) or (is_id(value) and (name == "padding_idx" or ONE_ID.search(name)))
+            for name, value in vars(module).items()
+        )
+
+    inside = [module for module in model.modules() if module is not model]
+    copies: dict[nn.Module | None, nn.Module] = {
+        module: own_copy(module) for module in inside if any(map(changes, module.modules()))
+    }
+    for module in (model, *copies.values()):
+        for name, child in module._modules.items():
+            module._modules[name] = copies.get(child, child)
+    own_configs(model)
+    generations: dict[int, Any] = {}
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel) and getattr(part, "generation_config", None) is not None:
+            part.generation_config = copy.deepcopy(part.generation_config, generations)
+    return [
+        replace(
+            table,
+            module=cast(Any, copies[table.module]),
+            biases=[(copies.get(owner, owner), name) for owner, name in table.biases],
+        )
+        for table in tables
+    ]
+
+
+def own_copy(module: nn.Module) -> nn.Module:
+    """Return another module with the same parameters, hooks and settings."""
+    made = copy.copy(module)
+    for name, value in list(vars(made).items()):
+        if isinstance(value, dict | set):
+            value = value.copy()
+        elif isinstance(value, MethodType) and value.__self__ is module:  # as accelerate leaves on modules
+            value = MethodType(value.__func__, made)
+        elif isinstance(value, partial) and value.args[:1] == (module,):
+            value = partial(value.func, made, *value.args[1:], **value.keywords)
+        vars(made)[name] = value
+    return made
 
 
 @torch.no_grad()

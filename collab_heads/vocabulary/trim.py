@@ -16,12 +16,12 @@ from collab_heads.model.refusals import check_wrapper
 from collab_heads.saving.vocabularies import check_words, digest, vocabularies_of
 from collab_heads.sites.record import TRIMMED
 from collab_heads.vocabulary.needed_ids import configs_of, ids_of, own_texts, with_first_words
-from collab_heads.vocabulary.other_models import check_other_models, own_ids, own_tables
 from collab_heads.vocabulary.token_tables import (
     check_positions,
     check_rows,
     count_parameters,
     keep_rows,
+    own_parts,
     token_tables,
 )
 from collab_heads.vocabulary.trimmed_tokenizer import Text, TokenizerFiles, batches_of, files_of
@@ -89,8 +89,9 @@ def trim_vocabulary(
     token is built from; so texts get no unknown tokens that they did not have, and other words become shorter
     pieces. What the model reads and no user writes counts as used: its chat template, prefixes in its configs, and
     the prompts of the sentence-transformers folder that it was loaded from. Other models that share its config, its
-    embeddings or their weights keep all tokens. Source: the method of Abdaoui et al. 2020 ("Load What You Need"),
-    with the tokenizer.
+    embeddings or their weights keep all tokens. Pass the whole model: one that has it as a part, as a classifier has
+    `classifier.bert`, would keep a config that does not fit any more. Source: the method of Abdaoui et al. 2020 ("Load
+    What You Need"), with the tokenizer.
 
     Examples:
         >>> from transformers import AutoModel, AutoTokenizer
@@ -116,8 +117,7 @@ def trim_vocabulary(
     Raises:
         ArgumentError: if the tokenizer is slow, or of another model, or `keep` is less than what must stay.
         CalibrationError: if there are no texts.
-        SwapError: if the new tokenizer would divide a text of kept tokens in another way, or the model is part of
-            another one, or shares a module around its embeddings with one; nothing is changed then.
+        SwapError: if the new tokenizer would divide a text of kept tokens in another way; nothing is changed then.
         UnsupportedModelError: if the model is wrapped or reads no tokens, or its embeddings are quantised.
     """
     check_wrapper(model)
@@ -126,7 +126,6 @@ def trim_vocabulary(
     check_words(tokenizer)
     files = files_of(tokenizer)
     tables = token_tables(model, len(files.vocabularies))
-    check_other_models(model, tables)
     check_rows(tables, files.vocabularies)
     given = list(texts)
     check_texts(given)
@@ -154,8 +153,7 @@ def trim_vocabulary(
     check_same(files, made, [*given[:CHECKED], *(each.text for each in own), *behind[:CHECKED]], ids)
     whole, before = sum(parameter.numel() for parameter in model.parameters()), count_parameters(tables)
     rows = [table.module.weight.shape[0] for table in tables]
-    tables = own_tables(model, tables)
-    own_ids(model)
+    tables = own_parts(model, tables)
     keep_rows(model, tables, kept)
     said = {"before": rows[0], "after": len(kept[0]), "digest": digest(vocabularies_of(made))}
     setattr(model.config, TRIMMED, said)
