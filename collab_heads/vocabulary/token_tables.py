@@ -110,12 +110,8 @@ def check_rows(tables: Sequence[TokenTable], vocabularies: Sequence[Mapping[str,
 
 def count_parameters(tables: Sequence[TokenTable]) -> int:
     """Return the parameters of tables, shared ones once."""
-    weights = {id(weight): weight.numel() for table in tables for weight in tensors_of(table) if is_parameter(weight)}
-    return sum(weights.values())
-
-
-def is_parameter(tensor: Tensor) -> bool:
-    return isinstance(tensor, nn.Parameter)
+    tensors = (tensor for table in tables for tensor in tensors_of(table))
+    return sum({id(each): each.numel() for each in tensors if isinstance(each, nn.Parameter)}.values())
 
 
 def tensors_of(table: TokenTable) -> Iterator[Tensor]:
@@ -191,7 +187,9 @@ def keep_rows(model: PreTrainedModel, tables: Sequence[TokenTable], kept: Sequen
         if id(tensor) not in made:
             rows = torch.tensor(kept[side], device=tensor.device)
             chosen = tensor.detach().index_select(-1 if tensor.shape[0] == 1 else 0, rows).clone()
-            made[id(tensor)] = tensor, nn.Parameter(chosen, tensor.requires_grad) if is_parameter(tensor) else chosen
+            if isinstance(tensor, nn.Parameter):
+                chosen = nn.Parameter(chosen, tensor.requires_grad)
+            made[id(tensor)] = tensor, chosen
         return made[id(tensor)][1]
 
     for table in tables:

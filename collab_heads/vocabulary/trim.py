@@ -24,8 +24,9 @@ from collab_heads.vocabulary.token_tables import (
     own_parts,
     token_tables,
 )
-from collab_heads.vocabulary.trimmed_tokenizer import Text, TokenizerFiles, batches_of, files_of
+from collab_heads.vocabulary.trimmed_tokenizer import Text, TokenizerFiles, files_of
 
+AT_ONCE = 1000  # texts that are divided together
 CHECKED = 2000  # texts that are divided again by the new tokenizer
 SHOWN = 8  # names in a report
 
@@ -195,7 +196,8 @@ def count_tokens(files: TokenizerFiles, texts: Sequence[Text], show_progress: bo
     counts = [Counter[int]() for _ in files.vocabularies]
     bar = progress_bar(total=len(texts), desc="counting tokens", unit=" texts", disable=not show_progress)
     with bar:
-        for batch in batches_of(texts):
+        for start in range(0, len(texts), AT_ONCE):
+            batch = texts[start : start + AT_ONCE]
             for count, rows in zip(counts, files.encode(batch, files.tokenizer), strict=True):
                 for row in rows:
                     count.update(row)

@@ -3,7 +3,8 @@
 import json
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -61,9 +62,19 @@ class TokenizerFiles(ABC):
             with writing(place):
                 self.tokenizer.save_pretrained(place)
                 self.rewrite(place, kept)
+                renumber_added(place / "tokenizer_config.json", kept[0])
             made = type(self.tokenizer).from_pretrained(place, local_files_only=True)
         made.name_or_path = self.tokenizer.name_or_path
         return made
+
+
+def renumber_added(settings: Path, ids: Mapping[str, int]) -> None:
+    said = parse_json(read_text(settings))
+    if "added_tokens_decoder" in said:
+        said["added_tokens_decoder"] = {
+            str(ids[each["content"]]): each for each in said["added_tokens_decoder"].values()
+        }
+        write_json(settings, said)
 
 
 class FastFiles(TokenizerFiles):
@@ -84,12 +95,13 @@ class FastFiles(TokenizerFiles):
 
     def always(self, side):
         added = {each["content"] for each in self.data["added_tokens"]}
-        named = {token for token, _ in ids_in(self.data.get("post_processor"))}
+        named: dict[str, int] = defaultdict(int)
+        with_ids(self.data.get("post_processor"), named)  # asks for the tokens that it names
         unknown = {self.data["model"].get("unk_token")} | set(self.tokenizer.all_special_tokens)
         unknown.add((self.data.get("padding") or {}).get("pad_token"))
         if (place := self.data["model"].get("unk_id")) is not None:
             unknown.add(self.data["model"]["vocab"][place][0])
-        return self.model.always() | added | ((named | unknown) & self.vocabularies[0].keys())
+        return self.model.always() | added | ((named.keys() | unknown) & self.vocabularies[0].keys())
 
     def parts(self, token):
         return self.model.parts(token)
@@ -113,24 +125,6 @@ class FastFiles(TokenizerFiles):
         if data.get("padding"):
             data["padding"]["pad_id"] = ids.get(data["padding"]["pad_token"], data["padding"]["pad_id"])
         write_json(file, data)
-        settings = folder / "tokenizer_config.json"
-        said = parse_json(read_text(settings))
-        if "added_tokens_decoder" in said:
-            said["added_tokens_decoder"] = {
-                str(ids[each["content"]]): each for each in said["added_tokens_decoder"].values()
-            }
-            write_json(settings, said)
-
-
-def ids_in(processor: Any) -> Iterator[tuple[str, int]]:
-    """Yield the tokens with their ids that a post-processor of `tokenizer.json` puts around a text."""
-    for part in (processor or {}).get("processors", [processor] if processor else []):
-        for name in ("sep", "cls"):
-            if name in part:
-                yield tuple(part[name])
-        named = part.get("special_tokens")
-        for each in named.values() if isinstance(named, dict) else ():
-            yield from zip(each["tokens"], each["ids"], strict=True)
 
 
 def with_ids(processor: Any, ids: Mapping[str, int]) -> Any:
@@ -191,13 +185,6 @@ class PairFiles(TokenizerFiles):
             smaller.pieces.extend(each for each in proto.pieces if each.type != NORMAL or each.piece not in gone)
             smaller.trainer_spec.vocab_size = len(smaller.pieces)
             (folder / name).write_bytes(smaller.SerializeToString())
-        settings = folder / "tokenizer_config.json"
-        said = parse_json(read_text(settings))
-        if "added_tokens_decoder" in said:
-            said["added_tokens_decoder"] = {
-                str(kept[0][each["content"]]): each for each in said["added_tokens_decoder"].values()
-            }
-            write_json(settings, said)
 
 
 NORMAL = 1  # a piece of a SentencePiece model that is not a control, unknown or byte
@@ -239,15 +226,3 @@ def files_of(tokenizer: PreTrainedTokenizerBase) -> TokenizerFiles:
             f"{type(tokenizer).__name__} is a slow tokenizer: pass one with a tokenizer.json, or Marian's"
         )
     return FastFiles(tokenizer)
-
-
-def batches_of(texts: Iterable[Text], size: int = 1000) -> Iterator[list[Text]]:
-    """Yield lists of texts."""
-    found: list[Text] = []
-    for text in texts:
-        found.append(text)
-        if len(found) == size:
-            yield found
-            found = []
-    if found:
-        yield found
