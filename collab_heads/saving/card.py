@@ -69,12 +69,10 @@ def changes(config: PretrainedConfig, name: str, encoder: str | None) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
     return "\n".join(map(markdown_row, [header, ["---"] * len(header), *rows]))
 
 
 def loading(config: PretrainedConfig, name: str) -> list[str]:
-    """Return the lines of code that load a model."""
     model = next((name for name in config.architectures or () if hasattr(transformers, name)), "AutoModel")
     autos = [auto for auto, ours in our_autos(config).items() if ours.endswith(f".{model}")]
     lines = [
@@ -141,7 +139,6 @@ def row(path: str, state: SiteState, key_heads: int | None) -> list[str]:
 
 
 def block_row(path: str, state: FeedForwardState) -> list[str]:
-    """Return the cells of one feed-forward block."""
     return [f"`{path}`", state.role, f"{state.neurons} ({state.num_neurons})"]
 
 
@@ -225,7 +222,6 @@ def original_text(config: PretrainedConfig) -> str:
 
 
 def record_digest(config: PretrainedConfig) -> str:
-    """Return a digest of the changes that a config records."""
     record = json.dumps(changed_states(config).to_dict(), sort_keys=True)
     return hashlib.sha256(record.encode()).hexdigest()[:12]
 

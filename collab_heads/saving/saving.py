@@ -98,7 +98,6 @@ def saving(config: PretrainedConfig, folder: Path, divided: bool = False) -> Ite
 
 
 def current(folder: Path) -> Save | None:
-    """Return the save that is in progress into a folder, or None."""
     save = CURRENT.get()
     return save if save is not None and save.folder.absolute() == folder.absolute() else None
 

@@ -143,7 +143,6 @@ def delete_others(folder: Path, names: Collection[str]) -> None:
 
 
 def files_in(folder: Path, patterns: Collection[str] = (*PATTERNS, *OF_PROCESSORS)) -> list[Path]:
-    """Return the files of a tokenizer or processor in a folder."""
     return sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
 
 
@@ -177,6 +176,5 @@ def save_tokenizer(stock: Callable, tokenizer: PreTrainedTokenizerBase, save_dir
 
 
 def holds_ours(folder: Path) -> bool:
-    """Return True if a folder holds the config of a changed or trimmed model."""
     config = folder / CONFIG_NAME
     return config.is_file() and any(name.encode() in config.read_bytes() for name in (FIELD, TRIMMED))

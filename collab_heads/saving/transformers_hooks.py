@@ -149,7 +149,6 @@ def missing_functions() -> list[str]:
 
 
 def check_wrapped(model_class: type) -> None:
-    """Raise UnsupportedVersionError unless a class has the wrapped methods with the expected arguments."""
     for name, (expected, _) in OF_MODELS.items():
         method = getattr(model_class, name, None)
         if not callable(method):
@@ -161,12 +160,10 @@ def check_wrapped(model_class: type) -> None:
 
 
 def is_single(argument: inspect.Parameter) -> bool:
-    """Return True if an argument is neither `*args` nor `**kwargs`."""
     return argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)
 
 
 def unsupported(reason: str) -> UnsupportedVersionError:
-    """Return the error that says why this version of transformers does not work, and which versions do."""
     return UnsupportedVersionError(
         f"transformers {transformers.__version__} cannot load models that collab_heads has changed: {reason}; "
         f"install {supported_versions()}"
@@ -174,7 +171,6 @@ def unsupported(reason: str) -> UnsupportedVersionError:
 
 
 def supported_versions() -> str:
-    """Return the versions of transformers that the package requires, as pip takes them."""
     try:
         wanted = [Requirement(line) for line in requires("collab-heads") or ()]
     except PackageNotFoundError:  # a checkout that is not installed

@@ -40,7 +40,6 @@ def digest(vocabularies: Vocabularies, sizes: Sequence[int] | None = None) -> st
 
 
 def size(vocabulary: Mapping[str, int]) -> int:
-    """Return the number of rows that a vocabulary needs."""
     return 1 + max(vocabulary.values(), default=-1)
 
 
@@ -54,7 +53,6 @@ def is_same(said: object, vocabularies: Vocabularies) -> bool:
 
 
 def tokens_in(said: object, vocabularies: Vocabularies | None = None) -> str:
-    """Return the number of tokens of a digest, or of vocabularies, for messages."""
     match = SAID.fullmatch(str(said))
     sizes = map(int, match[1].split("+")) if match else map(len, vocabularies or ())
     return " and ".join(f"{each:,}" for each in sizes) or "an unknown number of"
@@ -95,7 +93,6 @@ def read_vocabularies(folder: Path) -> Vocabularies | None:
 
 
 def added(folder: Path) -> dict[str, int]:
-    """Return the tokens that were added to the vocabulary in a folder."""
     found: dict[str, int] = {}
     if (file := folder / "added_tokens.json").is_file():
         found |= parse_json(read_text(file))

@@ -33,12 +33,10 @@ def every_id(value: Any, ids: Ids) -> Any:
 
 
 def by_name(value: Any, ids: Ids) -> Any:
-    """Renumber the values of a dictionary."""
     return {key: every_id(each, ids) for key, each in value.items()} if isinstance(value, Mapping) else value
 
 
 def second_of_each(value: Any, ids: Ids) -> Any:
-    """Renumber the ids in pairs of a place and an id."""
     return [[place, every_id(each, ids)] for place, each in value]
 
 
@@ -195,7 +193,6 @@ def own_texts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, word: 
 
 
 def prompts(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
-    """Yield the prompts of the sentence-transformers folder that a model was loaded from."""
     source = source_of(model.config)
     for folder in () if source is None else (source, source.parent):
         if folder != source and not (folder / "modules.json").is_file():  # older folders have the model in one of them
@@ -247,7 +244,6 @@ def rendered(tokenizer: PreTrainedTokenizerBase, template: str, roles: Sequence[
 
 
 def days() -> Iterator[datetime.date]:
-    """Yield days of every month, every day of a month and the next years."""
     first = datetime.date.today().year
     for number in range(DAYS):
         yield datetime.date(first + number // 12, 1 + number % 12, 1 + number % 28)

@@ -92,7 +92,6 @@ def biases_of(model: PreTrainedModel, part: PreTrainedModel, module: nn.Module) 
 
 
 def check_rows(tables: Sequence[TokenTable], vocabularies: Sequence[Mapping[str, int]]) -> None:
-    """Raise ArgumentError if a tokenizer cannot be that of a model."""
     for table in tables:
         rows, needed = table.module.weight.shape[0], size(vocabularies[table.side])
         if rows < needed <= rows + SPARE:
@@ -109,7 +108,6 @@ def check_rows(tables: Sequence[TokenTable], vocabularies: Sequence[Mapping[str,
 
 
 def count_parameters(tables: Sequence[TokenTable]) -> int:
-    """Return the parameters of tables, shared ones once."""
     tensors = (tensor for table in tables for tensor in tensors_of(table))
     return sum({id(each): each.numel() for each in tensors if isinstance(each, nn.Parameter)}.values())
 

@@ -174,14 +174,12 @@ def trim_vocabulary(
 
 
 def check_keep(keep: int | float | None) -> None:
-    """Raise ArgumentError unless `keep` is None, a count or a share."""
     if keep is None or is_count(keep) or (is_number(keep) and not isinstance(keep, int) and 0 < keep <= 1):
         return
     raise ArgumentError(f"keep {keep!r:.40} must be a number of tokens, or a share of them above 0 and at most 1")
 
 
 def check_texts(texts: Sequence[Text]) -> None:
-    """Raise CalibrationError if there are no texts, and ArgumentError for what is none."""
     for number, text in enumerate(texts):
         pair = (text,) if isinstance(text, str) else text
         is_pair = isinstance(pair, list | tuple) and 1 <= len(pair) <= 2
@@ -192,7 +190,6 @@ def check_texts(texts: Sequence[Text]) -> None:
 
 
 def count_tokens(files: TokenizerFiles, texts: Sequence[Text], show_progress: bool) -> list[Counter[int]]:
-    """Return how often the texts use each token, for each vocabulary."""
     counts = [Counter[int]() for _ in files.vocabularies]
     bar = progress_bar(total=len(texts), desc="counting tokens", unit=" texts", disable=not show_progress)
     with bar:
@@ -251,7 +248,6 @@ def same_padding(files: TokenizerFiles, kept: list[list[int]], padding: int | No
 def check_same(
     files: TokenizerFiles, made: PreTrainedTokenizerBase, texts: Sequence[Text], ids: Sequence[Mapping[int, int]]
 ) -> None:
-    """Raise SwapError if the new tokenizer divides a text of kept tokens in another way."""
     for old, new, mapping in zip(files.encode(texts, files.tokenizer), files.encode(texts, made), ids, strict=True):
         for before, after in zip(old, new, strict=True):
             if all(each in mapping for each in before) and [mapping[each] for each in before] != after:

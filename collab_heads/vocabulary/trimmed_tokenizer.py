@@ -128,7 +128,6 @@ class FastFiles(TokenizerFiles):
 
 
 def with_ids(processor: Any, ids: Mapping[str, int]) -> Any:
-    """Return a post-processor of `tokenizer.json` with other ids."""
     if not processor:
         return processor
     if "processors" in processor:
@@ -192,7 +191,6 @@ BPE = 2  # the type of a SentencePiece model
 
 
 def proto_of(content: bytes) -> Any:
-    """Read a SentencePiece model."""
     from sentencepiece import sentencepiece_model_pb2
 
     return cast(Any, sentencepiece_model_pb2).ModelProto.FromString(content)
@@ -206,7 +204,6 @@ class ScoredBpe(Bpe):
 
 
 def token_model(proto: Any) -> TokenModel:
-    """Return how a SentencePiece model divides words."""
     pieces = {each.piece: each.score for each in proto.pieces if each.type == NORMAL}
     if proto.trainer_spec.model_type == BPE:
         return ScoredBpe({"vocab": pieces, "merges": [], "scores": pieces})
