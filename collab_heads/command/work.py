@@ -41,7 +41,7 @@ from collab_heads.heads.prune import prune_heads
 from collab_heads.heads.report import FoldReport, PruneReport
 from collab_heads.plots.canvas import save_figure
 from collab_heads.saving.card import complete
-from collab_heads.saving.sentence_encoder import copy_modules
+from collab_heads.saving.source_files import copy_modules
 from collab_heads.serving.export import TARGETS, ExportReport, export
 from collab_heads.sites.site import select_sites
 from collab_heads.training.options.changes import check_fit

@@ -21,7 +21,7 @@ from collab_heads.files.atomic import write_file
 from collab_heads.files.reading import own_file, read_text
 from collab_heads.model.record_sync import sync_record
 from collab_heads.saving.marks import is_changed, marked, names_our_code
-from collab_heads.saving.sentence_encoder import CLASSES, encoder_class, encoder_source, same_source
+from collab_heads.saving.source_files import CLASSES, encoder_class, encoder_source, same_source
 from collab_heads.sites.record import FIELD, CollabConfig, configs_in, trimmed_vocabulary
 from collab_heads.sites.state import FeedForwardState, SiteState
 

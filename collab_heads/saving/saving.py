@@ -25,9 +25,8 @@ from collab_heads.files.locks import PARTIAL
 from collab_heads.model.record_sync import sync_record
 from collab_heads.saving.card import complete
 from collab_heads.saving.marks import free_module, is_changed, marked, unfinished, write_code
-from collab_heads.saving.sentence_encoder import bring_modules
-from collab_heads.saving.ties import SUFFIX, is_tied, metadata, sort_metadata
-from collab_heads.saving.tokenizer_files import (
+from collab_heads.saving.source_files import (
+    bring_modules,
     bring_tokenizer,
     holds_ours,
     save_tokenizer,
@@ -35,6 +34,7 @@ from collab_heads.saving.tokenizer_files import (
     take_back,
     vocabulary_metadata,
 )
+from collab_heads.saving.ties import SUFFIX, is_tied, metadata, sort_metadata
 from collab_heads.sites.record import trimmed_vocabulary
 
 SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}(\.\w+)")

@@ -16,7 +16,7 @@ from collab_heads import analyze_heads, export, head_roles, prune_heads, trim_vo
 from collab_heads.command.inspect import facts_of_model
 from collab_heads.errors import ArgumentError, ConfigError
 from collab_heads.saving.loading import load_or_explain
-from collab_heads.saving.tokenizer_files import stored_digest
+from collab_heads.saving.source_files import stored_digest
 from collab_heads.saving.vocabularies import check_words, digest, is_same, read_vocabularies, vocabularies_of
 
 HEADS = {"enc-self": [[0]]}
