@@ -58,10 +58,15 @@ def tokens_in(said: object, vocabularies: Vocabularies | None = None) -> str:
     return " and ".join(f"{each:,}" for each in sizes) or "an unknown number of"
 
 
+def is_pair(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return True if a tokenizer is one as Marian's, with a SentencePiece model for each side."""
+    return {"spm_source", "spm_target", "encoder"} <= vars(tokenizer).keys()
+
+
 def vocabularies_of(tokenizer: PreTrainedTokenizerBase) -> Vocabularies:
     """Return the vocabularies of a tokenizer: of Marian's, those in its files."""
     held: Any = tokenizer
-    if {"spm_source", "spm_target", "encoder"} <= vars(tokenizer).keys():
+    if is_pair(tokenizer):
         return (dict(held.encoder), *((dict(held.target_encoder),) if held.separate_vocabs else ()))
     return (tokenizer.get_vocab(),)
 

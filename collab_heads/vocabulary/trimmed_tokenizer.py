@@ -14,6 +14,7 @@ from collab_heads.base.extras import check_extra
 from collab_heads.errors import ArgumentError
 from collab_heads.files.atomic import write_json, writing
 from collab_heads.files.reading import parse_json, read_text
+from collab_heads.saving.vocabularies import is_pair, vocabularies_of
 from collab_heads.vocabulary.token_models import TOKEN_MODELS, Bpe, TokenModel, Unigram
 
 Text = str | Sequence[str]  # a sentence, or a source and its translation
@@ -29,10 +30,8 @@ class TokenizerFiles(ABC):
         vocabularies: token -> id; two where encoder and decoder have their own.
     """
 
-    vocabularies: Sequence[Mapping[str, int]]
-
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
-        self.tokenizer = tokenizer
+        self.tokenizer, self.vocabularies = tokenizer, vocabularies_of(tokenizer)
 
     @abstractmethod
     def always(self, side: int) -> set[str]:
@@ -91,7 +90,6 @@ class FastFiles(TokenizerFiles):
                 f"tokens to build others from: known are {', '.join(TOKEN_MODELS)}"
             )
         self.model = TOKEN_MODELS[kind](found)
-        self.vocabularies = (tokenizer.get_vocab(),)
 
     def always(self, side):
         added = {each["content"] for each in self.data["added_tokens"]}
@@ -149,9 +147,6 @@ class PairFiles(TokenizerFiles):
     def __init__(self, tokenizer):
         super().__init__(tokenizer)
         check_extra("train", "vocabularies of SentencePiece", ["protobuf"])
-        self.vocabularies = (dict(tokenizer.encoder),)
-        if tokenizer.separate_vocabs:
-            self.vocabularies += (dict(tokenizer.target_encoder),)
         self.protos = [proto_of(each.serialized_model_proto()) for each in (tokenizer.spm_source, tokenizer.spm_target)]
         self.models = [token_model(proto) for proto in self.protos]
 
@@ -216,7 +211,7 @@ def files_of(tokenizer: PreTrainedTokenizerBase) -> TokenizerFiles:
     Raises:
         ArgumentError: if it is a slow one without a fast form, or divides words in a way without smaller tokens.
     """
-    if {"spm_source", "spm_target", "encoder"} <= vars(tokenizer).keys():
+    if is_pair(tokenizer):
         return PairFiles(tokenizer)
     if not getattr(tokenizer, "is_fast", False):
         raise ArgumentError(
