@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from collab_heads.errors import ArgumentError, UnsupportedModelError
 from collab_heads.saving.vocabularies import SPARE, size
@@ -120,23 +120,12 @@ def tensors_of(table: TokenTable) -> Iterator[Tensor]:
 
 
 def own_parts(model: PreTrainedModel, tables: Sequence[TokenTable]) -> list[TokenTable]:
-    """Give a model configs and modules of its own wherever trimming changes them, and return its tables.
+    """Give a model configs and tables of its own, since other models may have the same ones, and return its tables.
 
-    Other models may have the same ones, which stay as they are. Parameters are not copied.
+    Parameters are not copied. The modules around the tables stay, for whoever holds `model.get_encoder()`.
     """
-    changed = {table.module for table in tables} | {owner for table in tables for owner, _ in table.biases}
-
-    def changes(module: nn.Module) -> bool:
-        return module in changed or any(
-            isinstance(value, PretrainedConfig) or (is_id(value) and (name == "padding_idx" or ONE_ID.search(name)))
-            for name, value in vars(module).items()
-        )
-
-    inside = [module for module in model.modules() if module is not model]
-    copies: dict[nn.Module | None, nn.Module] = {
-        module: own_copy(module) for module in inside if any(map(changes, module.modules()))
-    }
-    for module in (model, *copies.values()):
+    copies: dict[nn.Module | None, nn.Module] = {table.module: own_copy(table.module) for table in tables}
+    for module in list(model.modules()):
         for name, child in module._modules.items():
             module._modules[name] = copies.get(child, child)
     own_configs(model)

@@ -90,9 +90,9 @@ def trim_vocabulary(
     token is built from; so texts get no unknown tokens that they did not have, and other words become shorter
     pieces. What the model reads and no user writes counts as used: its chat template, prefixes in its configs, and
     the prompts of the sentence-transformers folder that it was loaded from. Other models that share its config, its
-    embeddings or their weights keep all tokens. Pass the whole model: one that has it as a part, as a classifier has
-    `classifier.bert`, would keep a config that does not fit any more. Source: the method of Abdaoui et al. 2020 ("Load
-    What You Need"), with the tokenizer.
+    embeddings or their weights keep all tokens. One that shares a module around these, or has the model as a part
+    (`classifier.bert`), changes with it, and its config does not fit any more: trim the whole, or a copy. Source: the
+    method of Abdaoui et al. 2020 ("Load What You Need"), with the tokenizer.
 
     Examples:
         >>> from transformers import AutoModel, AutoTokenizer
