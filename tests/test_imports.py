@@ -278,7 +278,7 @@ WRONG = (
     ("collaborative.swap", "from collab_heads.adapters.bert import BertAdapter"),
     ("collaborative.swap", "from collab_heads import swap_to_collaborative"),
     ("collaborative.swap", "from collab_heads.heads.gating import swap_to_gated"),
-    ("model.transformers_hooks", "from collab_heads.demo.demos import Demo"),
+    ("saving.transformers_hooks", "from collab_heads.demo.demos import Demo"),
     ("heads.gating", "from collab_heads.heads.penalty import parts"),
     ("heads.prune", "from collab_heads import adapters"),
     ("heads.selection", "from collab_heads.analysis.measures.head_scores import head_scores"),

@@ -43,7 +43,7 @@ from collab_heads.heads.prune import prune_heads
 from collab_heads.heads.report import FoldReport, PruneReport
 from collab_heads.plots.canvas import save_figure
 from collab_heads.saving.card import complete
-from collab_heads.saving.sentence_encoder import copy_modules
+from collab_heads.saving.source_files import copy_modules
 from collab_heads.serving.export import TARGETS, ExportReport, export
 from collab_heads.sites.site import select_sites
 from collab_heads.training.options.changes import check_fit
@@ -179,9 +179,9 @@ def run_trim(args: Namespace) -> VocabularyReport:
     texts = list(zip(sources, sides["target"], strict=True)) if "target" in sides else sources
     loaded = load(args)
     check_class(loaded.model)
-    report = trim_vocabulary(loaded.model, loaded.tokenizer, texts, keep=args.keep, min_count=args.min_count)
+    small, report = trim_vocabulary(loaded.model, loaded.tokenizer, texts, keep=args.keep, min_count=args.min_count)
     print(report)
-    write_model(args, loaded._replace(tokenizer=report.tokenizer), "trim", report)
+    write_model(args, loaded._replace(tokenizer=small), "trim", report)
     return report
 
 

@@ -107,7 +107,6 @@ def explaining(what: str, source: str | Path, backend: str | None = None) -> Ite
 
 
 def reason_of(error: Exception) -> str:
-    """Return the message of an error, in one line."""
     lines = [line.strip() for line in str(error).split("\n") if line.strip()]
     said = " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else ""
     return said if isinstance(error, OSError | ValueError) and said else f"{type(error).__name__} {said}".strip()
@@ -145,7 +144,6 @@ def refuse_custom_code(source: str | Path) -> None:
 
 
 def backend_options(args: Namespace) -> dict[str, str]:
-    """Return the argument of `from_pretrained` for the attention backend of the flags, if they name one."""
     return {"attn_implementation": args.attn_implementation} if args.attn_implementation else {}
 
 
