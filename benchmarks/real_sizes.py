@@ -1,15 +1,16 @@
-"""BERT, MPNet, Whisper and CLIP at their base sizes, random weights: seconds, and memory at its peak, of every step.
+"""BERT, MPNet, Whisper, CLIP and SmolLM2 at real sizes, random weights: seconds, and memory at its peak, of every step.
 
-    python benchmarks/real_sizes.py [--models bert mpnet whisper clip] [--work forward swap ...]
+    python benchmarks/real_sizes.py [--models bert mpnet whisper clip smollm2] [--work forward swap ...]
     python benchmarks/real_sizes.py MODEL WORK FOLDER
 
 The second form does one piece of work in this process and prints a line of JSON; the first runs each so, and keeps the
 stored rows that are not measured again. One thread.
 Batches are those that a user would calibrate with: 64 sentences of 32 tokens, 8 clips of 30 s one at a time, 32
-pictures with captions. "forward" runs the model on them as it is; "save" and "load" take one with half the widths.
-"Time" is that of a pass through the smaller model, as a share of the original's, in turns after the peak was read. The
-peak is what the process holds at most beyond what it held before the model was made, in multiples of the original's own
-memory, the model included; "of forward" is the peak as a share of what the model needs to run.
+pictures with captions, 64 pieces of 128 tokens. "forward" runs the model on them as it is; "save" and "load" take one
+with half the widths. "Time" is that of a pass through the smaller model, as a share of the original's, in turns after
+the peak was read. The peak is what the process holds at most beyond what it held before the model was made, in
+multiples of the original's own memory, the model included; "of forward" is the peak as a share of what the model needs
+to run.
 """
 
 import argparse
@@ -27,6 +28,8 @@ from transformers import (
     BertModel,
     CLIPConfig,
     CLIPModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     MPNetConfig,
     MPNetModel,
     PreTrainedModel,
@@ -64,6 +67,18 @@ def whisper() -> PreTrainedModel:
 def clip() -> PreTrainedModel:
     """Build a random model of the size of openai/clip-vit-base-patch32."""
     return CLIPModel(CLIPConfig())
+
+
+def smollm2() -> PreTrainedModel:
+    """Build a random model of the size of HuggingFaceTB/SmolLM2-135M."""
+    sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "vocab_size": 49_152}
+    heads = {"num_attention_heads": 9, "num_key_value_heads": 3}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, tie_word_embeddings=True, max_position_embeddings=2048))
+
+
+def pieces() -> Batches:
+    """Return 64 random pieces of 128 tokens, without a mask: a decoder reads texts without padding."""
+    return [{"input_ids": rows} for rows in torch.randint(5, 49_000, (4, 16, 128), generator=GENERATOR)]
 
 
 def sentences() -> Batches:
@@ -106,6 +121,7 @@ MODELS = {
     "mpnet": (mpnet, sentences),
     "whisper": (whisper, clips),
     "clip": (clip, pictures),
+    "smollm2": (smollm2, pieces),
 }
 WORK: dict[str, Callable[[PreTrainedModel, Batches], object]] = {
     "forward": forward,
