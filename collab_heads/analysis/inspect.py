@@ -51,12 +51,11 @@ def inspect(model: PreTrainedModel | str | Path, *, trust_remote_code: bool = Fa
         DataError: if the stored gates or alphas are damaged, or those of something else.
         NonFiniteError: if gates or alphas contain NaN or inf; the site is named.
     """
-    if isinstance(model, PreTrainedModel):
-        with opened(model, of="layers") as layers:
-            return facts_of(layers, model.config.name_or_path or model.config.model_type)
-    name = str(model)
-    config = load_or_explain(AutoConfig, name, trust_remote_code=trust_remote_code)
-    return facts_of_stored(name, config)
+    if isinstance(model, str | Path):
+        config = load_or_explain(AutoConfig, str(model), trust_remote_code=trust_remote_code)
+        return facts_of_stored(str(model), config)
+    with opened(model, of="layers") as layers:
+        return facts_of(layers, model.config.name_or_path or model.config.model_type)
 
 
 def look(name: str | None, *, trust_remote_code: bool) -> ModelFacts | FamilyFacts | FamilyList:

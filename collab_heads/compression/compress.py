@@ -29,6 +29,7 @@ from collab_heads.errors import ArgumentError
 from collab_heads.model.open_layers import OpenLayers
 from collab_heads.model.opened import opened
 from collab_heads.model.site_size import size_of
+from collab_heads.running.batches import each_batch
 from collab_heads.sites.state import QueryKeyKind
 
 ATTEMPTS = 5  # to come close to an error
@@ -138,7 +139,7 @@ def compress(
         ("timing what was chosen", 3 * is_timed),
     )
     with opened(model, changes=True, of="layers") as layers, one_bar("compress", phases):
-        other = None if validation is None else Probe(model, prepared(model, validation), [])
+        other = None if validation is None else Probe(model, prepared(model, each_batch(validation)), [])
         made, measured = plan_for(layers, batches, options, plan)
         chosen = (
             FittedChoice.of(measured, made.choose(share), other)
