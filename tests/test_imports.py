@@ -191,6 +191,7 @@ def test_a_family_name_is_seen():
     assert [source for source in free if family_names(source)] == []
 
 
+@pytest.mark.slow
 def test_the_package_draws_nothing_until_it_is_asked():
     """What draws may be missing: importing the package imports none of it."""
     seen, waiting = set(), [""]

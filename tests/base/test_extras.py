@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from later import run_glue
 
-import run_glue
 from collab_heads import CollabHeadsError, swap_to_collaborative
 from collab_heads.base.extras import EXTRAS, MissingPackageError, check_extra, exit_without, missing
 from collab_heads.demo import model_folder

@@ -13,6 +13,7 @@ import torch
 from compressing import ATTENTION, batches_of, first_site
 from model_runs import aligned, output
 from opening import layers_of
+from slow_cases import slow
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import compress, plan, prune_heads, swap_to_alpha, swap_to_collaborative, swap_to_gated
@@ -166,7 +167,7 @@ def test_the_smallest_of_those_that_keep_an_error_is_taken(monkeypatch):
     ],
     ids=["pruned", "without heads", "shared", "per_head", "values", "compressed"],
 )
-@pytest.mark.parametrize("name", ["bert", pytest.param("marian", marks=pytest.mark.slow), "t5"])
+@pytest.mark.parametrize("name", ["bert", *slow("marian", "t5")])
 def test_what_is_left_is_compressed_further(name, change):
     model = FAMILIES[name].build()
     change(model)

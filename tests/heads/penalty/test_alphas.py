@@ -6,6 +6,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from changed_heads import loss
+from later import Later
 from model_runs import aligned
 from model_sizes import EXACT64, FP32_NOISE, HEADS
 from unchanged import assert_unchanged, snapshot
@@ -13,8 +14,9 @@ from unchanged import assert_unchanged, snapshot
 from collab_heads import HeadPenalty, get_adapter, swap_to_alpha, swap_to_gated
 from collab_heads.errors import ArgumentError, SwapError
 from collab_heads.heads.alpha import mixed_sites
-from collab_heads.training.loop.steps import optimizer_step
 from families import FAMILIES
+
+steps = Later("collab_heads.training.loop.steps")
 
 RADIUS, GAMMA, RATE = 1e-3, 40.0, 1e-2
 
@@ -136,7 +138,7 @@ def test_the_loop_divides_by_the_tokens_of_all_micro_batches():
         return 0.0 * sum(parameter.sum() for parameter in model.parameters())
 
     accelerator = Accelerator(cpu=True, step_scheduler_with_optimizer=False)
-    optimizer_step(accelerator, model, optimizer, [{}, {}], weights, 0.0, penalty, nothing)
+    steps.optimizer_step(accelerator, model, optimizer, [{}, {}], weights, 0.0, penalty, nothing)
     rise = RATE * GAMMA / sum(weights)  # of every alpha, from the identity
     for alpha, old in zip(alphas(model), before, strict=True):
         torch.testing.assert_close(alpha.detach() - old, rise * torch.eye(HEADS), rtol=1e-4, atol=FP32_NOISE)
@@ -330,7 +332,7 @@ def test_the_loop_tells_of_skipped_steps(monkeypatch):
     optimizer = torch.optim.SGD([{"params": penalty.others(model)}, *penalty.groups()], lr=RATE)
     for skipped in (True, False):
         monkeypatch.setattr(Accelerator, "optimizer_step_was_skipped", skipped)
-        optimizer_step(accelerator, model, optimizer, [batch], [3], 0.0, penalty)
+        steps.optimizer_step(accelerator, model, optimizer, [batch], [3], 0.0, penalty)
     assert seen == [True, False]
 
 

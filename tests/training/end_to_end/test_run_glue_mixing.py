@@ -7,18 +7,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from later import Later, run_glue
 from model_sizes import HEADS
 from scripts import ADAM32, LAUNCH, SWAP, checkpoints, finish, flags, fork, from_checkpoints, kill_at, run, start
+from slow_cases import slow
 from transformers import AutoModelForSequenceClassification
 from translation_script import as_json, differing, weights
 
-import run_glue
 import tiny
 from collab_heads import CollabHeadsError, HeadStatistics, alpha_report, get_adapter, head_statistics, prune_heads
 from collab_heads.heads.alpha import mixed_sites
 from collab_heads.sites.record import CollabConfig
-from collab_heads.training.loop import training
-from collab_heads.training.runs import analysis
+
+training = Later("collab_heads.training.loop.training")
+analysis = Later("collab_heads.training.runs.analysis")
 
 RANKED = "--importance_samples 32".split()
 GROWTH = "--alpha_growth_weight 5 --alpha_growth_radius 0.1".split()
@@ -110,7 +112,7 @@ def watched(monkeypatch):
         seen["clipped"].append([seen["names"][id(p)] for p in parameters])
         return clip(parameters, *args, **options)
 
-    monkeypatch.setattr(training, "parameter_groups", parameter_groups)
+    monkeypatch.setattr("collab_heads.training.loop.training.parameter_groups", parameter_groups)
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", clip_grad_norm_)
     return seen
 
@@ -214,11 +216,11 @@ def test_a_collaborative_model_cannot_be_folded(bert, files, tmp_path):
     "more, stages",
     (
         (("--target_heads", 5), ["fine_tuned", "pruned"]),
-        (("--target_heads", 5, "--head_selection", "gradient"), ["pruned", "fine_tuned"]),
+        *slow((("--target_heads", 5, "--head_selection", "gradient"), ["pruned", "fine_tuned"])),
         pytest.param(
             ("--gate_weight", 0.01, "--gate_learning_rate", 0.2), ["fine_tuned", "pruned"], marks=pytest.mark.slow
         ),
-        ((*NARROW, "--swap", "between"), ["fine_tuned", "swapped", "fine_tuned_again"]),
+        *slow(((*NARROW, "--swap", "between"), ["fine_tuned", "swapped", "fine_tuned_again"])),
         ((*NARROW, "--swap", "after"), ["fine_tuned", "swapped"]),
         pytest.param(
             (*NARROW, "--swap", "between", "--target_heads", 5),
@@ -266,6 +268,7 @@ def test_what_is_left_to_mix(bert, files, tmp_path):
     assert again["history"] == results["history"]
 
 
+@pytest.mark.slow
 def test_head_statistics_of_the_final_model(bert, files, tmp_path, monkeypatch):
     """On the validation examples, before folding: of the heads that training left."""
     measured, stock = [], analysis.head_statistics
@@ -274,7 +277,7 @@ def test_head_statistics_of_the_final_model(bert, files, tmp_path, monkeypatch):
         measured.extend(batches)
         return stock(model, measured, **options)
 
-    monkeypatch.setattr(analysis, "head_statistics", spy)
+    monkeypatch.setattr("collab_heads.training.runs.analysis.head_statistics", spy)
     out = tmp_path / "out"
     more = ("--alpha_mixing", *GROWTH, "--save_head_statistics", "--max_train_steps", 4)
     run(bert, files, out, *more, "--per_device_eval_batch_size", 10)
@@ -302,6 +305,7 @@ def test_disagreement_drives_heads_apart(bert, files, tmp_path):
     assert found[2] < found[0] - 0.1
 
 
+@pytest.mark.slow
 def test_disagreement_with_gradient_checkpointing(bert, files, tmp_path):
     """It hears the heads that the forward pass made, once; layers that run again change nothing."""
     more = ("--disagreement_weight", 1, "--alpha_mixing", *GROWTH, "--max_train_steps", 3)
@@ -324,6 +328,7 @@ def test_bf16(bert, files, tmp_path):
     assert [entry["epoch"] for entry in results["heads"]["rotation"]] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_micro_batches_share_the_growth_of_a_step(files, tmp_path):
     """Accumulated or not: the same gradient, so the same alphas; without dropout, whose random numbers differ."""
     bert = tiny.save_tiny_bert(tmp_path / "bert", dropout=0.0)
@@ -345,7 +350,7 @@ RUNS = {
     "disagreement": ("--disagreement_weight", 0.5, "--mixed_precision", "bf16", "--gradient_accumulation_steps", 2),
     "statistics": ("--save_head_statistics", "--fold_heads", "--alpha_mixing"),
 }
-SLOW = ("chosen", "between")
+SLOW = ("gates", "chosen", "between", "disagreement", "statistics")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in RUNS])

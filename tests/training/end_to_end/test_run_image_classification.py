@@ -7,13 +7,13 @@ import image_script
 import pytest
 import torch
 from image_script import LEARNS, SCRATCH, SIZES, SWAP, flags, run, write_images
+from later import run_image_classification
 from model_runs import sites
 from PIL import Image
 from scripts import ADAM32, ONCE, checkpoints, finish, fork, from_checkpoints, kill_at, run_on_two, start
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 from translation_script import as_json, differing, weights
 
-import run_image_classification
 from collab_heads import CollabHeadsError
 from collab_heads.heads.history import HeadHistory
 from collab_heads.layers.query_key import is_swapped
@@ -146,6 +146,7 @@ RUNS = {
 
 @pytest.mark.parametrize("name", ("scratch", *(pytest.param(name, marks=pytest.mark.slow) for name in list(RUNS)[1:])))
 @from_checkpoints
+@pytest.mark.slow
 def test_resuming(name, resumed, deit, files, tmp_path):
     """From checkpoints of a run, in place: the same end, to the last bit."""
     out, more = tmp_path / "out", ("--checkpointing_steps", 2, "--max_train_steps", 4, *RUNS[name])

@@ -2,15 +2,16 @@
 
 import pytest
 import torch
+from later import Later, run_image_classification
 from model_runs import sites
 from transformers import AutoConfig
 
-import run_image_classification
 from collab_heads.contract.registry import image_blueprints
 from collab_heads.data.glue_tasks import Task
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.query_key import is_swapped
-from collab_heads.training.runs.classifier import untrained
+
+classifier = Later("collab_heads.training.runs.classifier")
 
 TASK = Task(None, ("file",), ("cat", "dog", "owl"), "classification")
 SMALL = "--d_model 32 --num_layers 2 --num_heads 4 --d_ff 64 --image_size 16 --patch_size 8".split()
@@ -20,7 +21,7 @@ TYPES = pytest.mark.parametrize("model_type", image_blueprints())
 def make(*flags):
     args = run_image_classification.parse(["--train_dir", "a", "--validation_dir", "b", *map(str, flags)])
     torch.manual_seed(0)
-    return untrained(args, TASK)
+    return classifier.untrained(args, TASK)
 
 
 @TYPES

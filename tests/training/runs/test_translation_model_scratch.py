@@ -3,10 +3,10 @@
 import pytest
 import torch
 import translation_models as tiny
+from later import run_translation
 from model_runs import sites
 from transformers import AutoModelForSeq2SeqLM
 
-import run_translation
 from collab_heads import CollabHeadsError
 from collab_heads.contract.registry import blueprints
 from collab_heads.data.batches import Collate
