@@ -127,6 +127,7 @@ def test_errors_add_up_to_what_is_predicted():
         assert measured == pytest.approx(made.predicted(made.choose(budget)), rel=0.3)
 
 
+@pytest.mark.slow
 def test_an_error_is_kept_by_the_smallest_of_some_models():
     errors, sizes = [], []
     for max_error in (0.05, 0.2):
