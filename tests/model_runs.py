@@ -102,3 +102,8 @@ def sites(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
     """path -> attention module."""
     found = collab_heads.get_adapter(model).sites(model)
     return {site.path: model.base_model.get_submodule(site.path) for site in found}
+
+
+def swapped(model: PreTrainedModel) -> list[bool]:
+    """Whether the queries and keys of each site are collaborative."""
+    return [getattr(module, "query_key", None) is not None for module in sites(model).values()]

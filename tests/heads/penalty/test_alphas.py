@@ -9,11 +9,11 @@ from changed_heads import loss
 from later import Later
 from model_runs import aligned
 from model_sizes import EXACT64, FP32_NOISE, HEADS
+from opening import alphas_in
 from unchanged import assert_unchanged, snapshot
 
-from collab_heads import HeadPenalty, get_adapter, swap_to_alpha, swap_to_gated
+from collab_heads import HeadPenalty, swap_to_alpha, swap_to_gated
 from collab_heads.errors import ArgumentError, SwapError
-from collab_heads.heads.alpha import mixed_sites
 from families import FAMILIES
 
 steps = Later("collab_heads.training.loop.steps")
@@ -28,7 +28,7 @@ def mixed(name="bert", **options):
 
 
 def alphas(model) -> list[torch.nn.Parameter]:
-    return [mixing.alpha for _, mixing in mixed_sites(model, get_adapter(model))]
+    return [mixing.alpha for _, mixing in alphas_in(model)]
 
 
 def norms(model) -> list[float]:
@@ -149,7 +149,7 @@ def test_weights_per_role():
     penalty = HeadPenalty(model, growth={"enc-self": GAMMA, "dec-enc": GAMMA / 2}, growth_radius=RADIUS)
     expected = {"enc-self": RATE * GAMMA * HEADS, "dec-enc": RATE * GAMMA * HEADS / 2, "dec-self": 0.0}
     rises = growth_step(model, penalty)
-    for (site, _), rise in zip(mixed_sites(model, get_adapter(model)), rises, strict=True):
+    for (site, _), rise in zip(alphas_in(model), rises, strict=True):
         assert rise == pytest.approx(expected[site.role], abs=1e-5)
 
 
@@ -170,7 +170,7 @@ def test_a_role_that_is_given_0_never_trains_its_alphas(growth, learning):
     inputs = FAMILIES["marian"].inputs()
     penalty = HeadPenalty(model, growth=growth, alpha_start=1)
     optimizer = torch.optim.AdamW([{"params": penalty.others(model)}, *penalty.groups()], lr=RATE)
-    sites = [site for site, _ in mixed_sites(model, get_adapter(model))]
+    sites = [site for site, _ in alphas_in(model)]
     before = [alpha.detach().clone() for alpha in alphas(model)]
     for step in range(3):
         (loss(model, inputs) + penalty.total()).backward()

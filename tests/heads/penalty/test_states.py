@@ -6,6 +6,7 @@ import pytest
 import torch
 from model_inputs import batch
 from model_sizes import HEADS
+from opening import gates_in
 from unchanged import refused
 
 from collab_heads import (
@@ -21,7 +22,6 @@ from collab_heads import (
 )
 from collab_heads.contract import registry
 from collab_heads.errors import ArgumentError, NonFiniteError, UnsupportedModelError
-from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.penalty.gates import border_scores
 from families import FAMILIES
 
@@ -33,7 +33,7 @@ def gated(name="bert"):
 
 
 def modules(model):
-    return [gates for _, gates in gated_sites(model, get_adapter(model))]
+    return [gates for _, gates in gates_in(model)]
 
 
 def scores_of(model):

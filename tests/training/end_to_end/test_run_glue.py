@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from later import Later, run_glue
-from model_runs import sites
+from model_runs import swapped
 from safetensors.torch import load_file
 from scripts import (
     ADAM32,
@@ -31,7 +31,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import tiny
 from collab_heads import CollabHeadsError
-from collab_heads.layers.query_key import is_swapped
 from collab_heads.training.runs import swap as swapping
 
 loop = Later("collab_heads.training.loop.fine_tune")
@@ -59,7 +58,7 @@ def test_phases(swap, stages, bert, files, tmp_path):
     assert all(entry["steps"] == 28 and entry["samples_per_second"] > 0 for entry in results["train"])
     assert [e["epoch"] for e in results["history"] if e["stage"] == trained[0]] == [1, 2]
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
-    assert all(is_swapped(module) == (swap is not None) for module in sites(model).values())
+    assert set(swapped(model)) == {swap is not None}
     assert model.num_parameters() == results["parameters"]
     if swap:
         found = results["swap"]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from later import run_glue
 from model_sizes import HEADS
+from opening import record_of
 from safetensors.torch import load_file
 from scripts import (
     ADAM32,
@@ -27,7 +28,6 @@ from transformers import AutoModelForSequenceClassification
 
 import tiny
 from collab_heads import CollabHeadsError, get_adapter, prune_heads
-from collab_heads.sites.record import CollabConfig
 
 NARROW = [*SWAP[:1], "--dim_shared_query_key", "0.5", *SWAP[3:]]  # a share: some heads are gone before the last swap
 RANKED = "--importance_samples 32".split()  # they must not be many
@@ -36,7 +36,7 @@ RANKED = "--importance_samples 32".split()  # they must not be many
 def kept(folder: Path) -> list[tuple[int, ...]]:
     """Which heads the saved config keeps; the model that loads has them, and no gates."""
     model = AutoModelForSequenceClassification.from_pretrained(folder)
-    record = CollabConfig.of(model.config).sites
+    record = record_of(model).sites
     assert all(state.gates is None for state in record.values())
     sites = get_adapter(model).sites(model)
     found = [record[s.path].kept if s.path in record and record[s.path].kept is not None else None for s in sites]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from later import Later, run_glue
 from model_sizes import HEADS
+from opening import alphas_in, record_of
 from scripts import ADAM32, LAUNCH, SWAP, checkpoints, finish, flags, fork, from_checkpoints, kill_at, run, start
 from slow_cases import slow
 from transformers import AutoModelForSequenceClassification
@@ -16,8 +17,6 @@ from translation_script import as_json, differing, weights
 
 import tiny
 from collab_heads import CollabHeadsError, HeadStatistics, alpha_report, get_adapter, head_statistics, prune_heads
-from collab_heads.heads.alpha import mixed_sites
-from collab_heads.sites.record import CollabConfig
 
 training = Later("collab_heads.training.loop.training")
 analysis = Later("collab_heads.training.runs.analysis")
@@ -82,7 +81,7 @@ def test_alphas_learn_from_their_start_on(bert, files, tmp_path):
     pushed = [pair[0]["nuclear_norm"] - pair[1]["nuclear_norm"] for pair in zip(report, plain, strict=True)]
     assert min(pushed) > 0.004  # of 3 steps on 4 singular values, 0.018 at most; seen: 0.0075
     check_loads(results, out, files)
-    assert all(CollabConfig.of(load(out).config).sites[path].alphas for path in PATHS)
+    assert all(record_of(load(out)).sites[path].alphas for path in PATHS)
 
 
 def test_without_a_start_alphas_learn_at_once_and_only_where_asked(bert, files, tmp_path):
@@ -242,7 +241,7 @@ def test_alphas_go_with_all_else(more, stages, bert, files, tmp_path):
     left = [site.num_heads for site in get_adapter(load(out)).sites(load(out))]
     if "--target_heads" in more:
         assert sum(left) == 5
-    mixed = {site.path: mixing.num_heads for site, mixing in mixed_sites(load(out), get_adapter(load(out)))}
+    mixed = {site.path: mixing.num_heads for site, mixing in alphas_in(load(out))}
     assert list(mixed.values()) == [heads for heads in left if heads > 1]
     if stages[-1] == "pruned":
         assert results["stages"]["pruned"] == results["stages"][stages[-2]]

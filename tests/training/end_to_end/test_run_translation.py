@@ -8,13 +8,12 @@ import datasets
 import pytest
 import torch
 import translation_models as tiny
-from model_runs import sites
+from model_runs import swapped
 from slow_cases import slow
 from transformers import AutoModelForSeq2SeqLM
 from translation_script import LEARNS, SIZES, SWAP, as_json, differing, run, translations, weights, write_lines
 
 from collab_heads.data.translation import Objective, corpus_scores
-from collab_heads.layers.query_key import is_swapped
 from collab_heads.training.runs import swap as swapping
 
 REFERENCES = tiny.pairs(12, 1)["target"]
@@ -46,7 +45,7 @@ def test_collaborative_from_scratch(model_type, mixing, bilingual, tmp_path):
     assert list(results["stages"]) == ["fine_tuned"]
     assert results["swap"] is None
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
-    assert all(is_swapped(module) for module in sites(model).values())
+    assert all(swapped(model))
     assert model.num_parameters() == results["parameters"]
     again = run(tmp_path / "out", bilingual, None, "--max_train_steps", 0, *more[-2:])
     assert again["stages"] == {"loaded": results["stages"]["fine_tuned"]}
@@ -78,7 +77,7 @@ def test_a_checkpoint_is_swapped(swap, stages, marian, bilingual, tmp_path, monk
     assert [site["dim"] for site in results["swap"]["sites"]] == [16, 16, 16]
     assert 0 < results["swap"]["mean_output_error"] < 1
     assert [entry["steps"] for entry in results["train"]] == [6] * (len(stages) - 2)
-    assert all(is_swapped(module) for module in sites(AutoModelForSeq2SeqLM.from_pretrained(out)).values())
+    assert all(swapped(AutoModelForSeq2SeqLM.from_pretrained(out)))
 
 
 def test_a_lossless_swap_translates_the_same(marian, bilingual, tmp_path):

@@ -9,12 +9,12 @@ from accelerate import Accelerator
 from datasets import Dataset
 from later import Later
 from model_configs import bert_config
+from opening import gates_in
 from transformers import BertConfig, BertForSequenceClassification
 
-from collab_heads import HeadPenalty, get_adapter, swap_to_gated
+from collab_heads import HeadPenalty, swap_to_gated
 from collab_heads.base import progress
 from collab_heads.errors import ArgumentError, NonFiniteError
-from collab_heads.heads.gating import gated_sites
 from collab_heads.training.options.heads import HEADS
 from collab_heads.training.options.parser import Parser
 from collab_heads.training.options.run import OUTPUT, training_flags
@@ -190,7 +190,7 @@ def gated_model() -> BertForSequenceClassification:
     net = model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     swap_to_gated(net, init_log_alpha=0.5)
     net.train()
-    for _, gates in gated_sites(net, get_adapter(net)):
+    for _, gates in gates_in(net):
         gates.eval()
     return net
 

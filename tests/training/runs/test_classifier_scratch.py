@@ -3,13 +3,12 @@
 import pytest
 import torch
 from later import Later, run_image_classification
-from model_runs import sites
+from model_runs import sites, swapped
 from transformers import AutoConfig
 
 from collab_heads.contract.registry import image_blueprints
 from collab_heads.data.glue_tasks import Task
 from collab_heads.errors import ArgumentError
-from collab_heads.layers.query_key import is_swapped
 
 classifier = Later("collab_heads.training.runs.classifier")
 
@@ -47,7 +46,7 @@ def test_collaborative_from_the_start(model_type, kind, init):
     born = ("--collaborative", "--dim_shared_query_key", 8, "--kind", kind, "--mixing_init", init)
     model, _, _ = make("--model_type", model_type, *SMALL, *born)
     stock, _, _ = make("--model_type", model_type, *SMALL)
-    assert all(map(is_swapped, sites(model).values()))
+    assert all(swapped(model))
     assert len(sites(model)) == 2
     assert model.num_parameters() < stock.num_parameters()
     if kind == "shared":

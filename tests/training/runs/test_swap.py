@@ -5,13 +5,12 @@ from argparse import Namespace
 import pytest
 import torch
 from later import Later
-from model_runs import sites
+from model_runs import sites, swapped
 from model_sizes import EXACT, HEADS
 from unchanged import refused
 
 from collab_heads import SiteReport, SwapReport
 from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
-from collab_heads.layers.query_key import is_swapped
 from collab_heads.training.options import heads
 from collab_heads.training.options.changes import COLLABORATIVE
 from collab_heads.training.options.parser import Parser
@@ -74,7 +73,7 @@ def test_phases_swap_once_and_train_around_it(swap, plan):
 def test_what_can_be_swapped_is_taken_and_left_alone(flags):
     model = bert()
     learner.check_flags_fit(arguments(flags), model)
-    assert not any(map(is_swapped, sites(model).values()))
+    assert not any(swapped(model))
 
 
 def test_widths_per_role_leave_the_other_roles_alone():
