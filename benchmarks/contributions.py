@@ -13,7 +13,7 @@ from dataclasses import replace
 from heads_seen import MARIAN, marian_model, translation_batches
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from collab_heads import ContributionComparison, TokenContributions, compare_contributions
+from collab_heads.analysis import ContributionComparison, TokenContributions, compare_contributions
 from collab_heads.analysis.relevance.contribution_curve import mean_and_error
 from collab_heads.plots import save_figure
 from common import PICTURES, shared, table, write

@@ -23,9 +23,10 @@ from stsb import pairs
 from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 from translation import read
 
-from collab_heads import analyze_heads, get_adapter, head_importance, leave_one_out, plots
-from collab_heads.analysis.treebank.conllu import read_conllu
+from collab_heads import analyze_heads, get_adapter, plots
+from collab_heads.analysis import head_importance, leave_one_out
 from collab_heads.demo.models import embed
+from collab_heads.files.conllu import read_conllu
 from collab_heads.heads.comparison import balance
 from common import PICTURES, ROOT, WORK, interleaved, memory_bytes, minilm, shared, table, write
 

@@ -30,7 +30,8 @@ from lm_peer import distil, mean_pooled
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
-from collab_heads import compress, distill, head_importance, most_important, prune_heads
+from collab_heads import compress, distill, prune_heads
+from collab_heads.analysis import head_importance, most_important
 from collab_heads.errors import CollabHeadsError
 from common import ATTENTION, RowStore, shared
 

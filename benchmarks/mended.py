@@ -5,7 +5,8 @@ from pathlib import Path
 from transformers import AutoTokenizer
 from translation import MODELS, calibration, load
 
-from collab_heads import distill, head_importance, most_important, prune_heads, swap_to_gated
+from collab_heads import distill, prune_heads, swap_to_gated
+from collab_heads.analysis import head_importance, most_important
 from common import shared
 
 KEPT, STEPS, PAIRS, SIZE = 18, 600, 10_000, 32

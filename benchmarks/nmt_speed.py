@@ -20,10 +20,11 @@ from accelerate import Accelerator
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq
 from transformers.utils import logging
 
-from collab_heads import HeadPenalty, fold_heads, swap_to_alpha, swap_to_collaborative, swap_to_gated
+from collab_heads import fold_heads, swap_to_alpha, swap_to_collaborative, swap_to_gated
 from collab_heads.data.batches import Collate, token_steps
 from collab_heads.data.parallel import from_files, read_lines
 from collab_heads.data.translation import Objective, encode, num_targets
+from collab_heads.training import HeadPenalty
 from collab_heads.training.loop.steps import optimizer_and_schedule, optimizer_step, parameter_groups
 from common import shared, table, write
 

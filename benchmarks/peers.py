@@ -25,7 +25,8 @@ from repair import per_layer
 from retraining_free import retraining_free
 from transformers.utils import logging
 
-from collab_heads import compress, distill, head_importance, prune_heads
+from collab_heads import compress, distill, prune_heads
+from collab_heads.analysis import head_importance
 from common import ATTENTION, WORK, table, write
 
 TASKS = ("mrpc", "stsb", "rte", "cola")

@@ -35,7 +35,8 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from collab_heads import CompressReport, compress, swap_to_collaborative
+from collab_heads import compress, swap_to_collaborative
+from collab_heads.compression.report import CompressReport
 from common import ATTENTION, RESULTS, memory_bytes, reset_peak, table, write
 
 Batches = list[dict[str, torch.Tensor]]

@@ -17,7 +17,8 @@ from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 from translation import MODELS, calibration, load, read, translate
 
-from collab_heads import head_importance, most_important, prune_heads, swap_to_gated
+from collab_heads import prune_heads, swap_to_gated
+from collab_heads.analysis import head_importance, most_important
 from common import minilm, shared, table, write
 
 COLUMNS = {

@@ -119,8 +119,8 @@ def looks(name: str) -> dict[str, Callable[[torch.nn.Module], object]]:
     return {
         "plan": lambda model: collab_heads.plan(model, seen, refine_steps=4),
         "planned": lambda model: str(collab_heads.plan(model, seen, refine_steps=4)),
-        "importance": lambda model: collab_heads.head_importance(model, seen, criterion="reconstruction"),
-        "statistics": lambda model: str(collab_heads.head_statistics(model, seen)),
+        "importance": lambda model: collab_heads.analysis.head_importance(model, seen, criterion="reconstruction"),
+        "statistics": lambda model: str(collab_heads.analysis.head_statistics(model, seen)),
         "analysis": lambda model: collab_heads.analyze_heads(model, seen, parts=("statistics", "roles")),
     }
 

@@ -106,10 +106,10 @@ def measure(name: str, arguments: argparse.Namespace) -> Iterator[dict]:
         row |= {"tokens": len(tokenizer_of(task)), "changed": 0.0}
         if kept != "all":
             started = time.perf_counter()
-            report = trim_vocabulary(model, tokenizer_of(task), texts, keep=keep_of(kept), show_progress=False)
+            trimmed, report = trim_vocabulary(model, tokenizer_of(task), texts, keep=keep_of(kept), show_progress=False)
             row["seconds"] = time.perf_counter() - started
             row |= {"tokens": report.tokens_after, "changed": report.changed_tokens / report.text_tokens}
-            retokenize(task, report.tokenizer)
+            retokenize(task, trimmed)
         row["parameters"] = model.num_parameters()
         with torch.no_grad():
             row |= task.scores(model)
@@ -151,11 +151,11 @@ def distilled(arguments: argparse.Namespace) -> Iterator[dict]:
             tokenizer = tokenizer_of(task)
             model, _ = prepared("minilm", task, layers, STEPS["minilm"] if layers < 1 else 0)
             started = time.perf_counter()
-            report = trim_vocabulary(model, tokenizer, texts, keep=keep_of(kept), show_progress=False)
+            trimmed, report = trim_vocabulary(model, tokenizer, texts, keep=keep_of(kept), show_progress=False)
             order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(0)).tolist()
             read = list(dict.fromkeys([*task.texts(0), *(texts[i] for i in order[:SENTENCES])]))
             read = [read[i] for i in torch.randperm(len(read), generator=torch.Generator().manual_seed(1)).tolist()]
-            mine, theirs = (batches_of(each, read) for each in (report.tokenizer, tokenizer))
+            mine, theirs = (batches_of(each, read) for each in (trimmed, tokenizer))
             found = distill(
                 model,
                 original,
@@ -169,7 +169,7 @@ def distilled(arguments: argparse.Namespace) -> Iterator[dict]:
             row |= {"tokens": report.tokens_after, "changed": report.changed_tokens / report.text_tokens}
             row |= {"steps": arguments.steps, "learning_rate": arguments.learning_rate}
             row |= {"seconds": time.perf_counter() - started, "parameters": model.num_parameters()}
-            retokenize(task, report.tokenizer)
+            retokenize(task, trimmed)
             with torch.no_grad():
                 row |= task.scores(model)
             print(row, found, flush=True)

@@ -79,11 +79,11 @@ def measured(pieces: int, sentences: int) -> dict:
         expected = encode(**tokenizer(texts[:4], return_tensors="pt", padding=True)).last_hidden_state
     reset_peak()
     started, used = time.perf_counter(), time.process_time()
-    report = trim_vocabulary(model, tokenizer, texts, show_progress=False)
+    trimmed, report = trim_vocabulary(model, tokenizer, texts, show_progress=False)
     taken = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - used}
     peak = memory_bytes("VmHWM")
     with torch.no_grad():
-        found = encode(**report.tokenizer(texts[:4], return_tensors="pt", padding=True)).last_hidden_state
+        found = encode(**trimmed(texts[:4], return_tensors="pt", padding=True)).last_hidden_state
     return {
         "model": "mT5-small, random",
         "pieces": report.tokens_before,

@@ -42,8 +42,8 @@ class CalibrationError(CollabHeadsError, ValueError):
     """Raised if the calibration batches are empty, or the model cannot take them."""
 
 
-class SwapError(CollabHeadsError, RuntimeError):
-    """Raised if the state of the model does not allow the swap, for example because it is already swapped."""
+class ModelStateError(CollabHeadsError, RuntimeError):
+    """Raised if the state of the model does not allow what was asked for: it is already swapped, or has gates."""
 
 
 class ConfigError(CollabHeadsError, ValueError):

@@ -16,7 +16,7 @@ import transformers
 from model_sizes import KINDS
 from transformers import PreTrainedModel
 
-from collab_heads.saving.saving import HOOKS
+from collab_heads.saving.transformers_hooks import HOOKS
 from families import FAMILIES, cannot_share, each, is_left_to_slow
 
 pytest_plugins = ("slow_cases", "slow_share", "unaligned")

@@ -9,7 +9,7 @@ from model_runs import attention_maps, set_backend, swap
 from model_sizes import EXACT64, HEADS, LAYERS
 
 import collab_heads
-from collab_heads import head_statistics
+from collab_heads.analysis import head_statistics
 from collab_heads.analysis.measures.results import MEASURES
 from families import FAMILIES
 

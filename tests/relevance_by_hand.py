@@ -7,7 +7,8 @@ import torch
 from heads_by_hand import EOS, STEPS, ended
 from model_inputs import cast
 
-from collab_heads import get_adapter, head_relevance
+from collab_heads import get_adapter
+from collab_heads.analysis import head_relevance
 from collab_heads.analysis.relevance.backward import conservative, explaining, leaf
 from families import FAMILIES
 

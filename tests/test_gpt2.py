@@ -27,7 +27,7 @@ from collab_heads import (
     swap_to_collaborative,
     swap_to_gated,
 )
-from collab_heads.errors import SwapError
+from collab_heads.errors import ModelStateError
 from collab_heads.layers.fused import FusedPart
 from collab_heads.layers.output import ConstantOutput
 from collab_heads.running.batches import token_masks
@@ -265,7 +265,7 @@ REFUSED += [(shared_output, "would change both", call) for call in ("prune", "ga
 def test_what_is_refused(spoil, said, call):
     model = ALONE.build()
     spoil(model)
-    with refused(model, SwapError, FIRST, said):
+    with refused(model, ModelStateError, FIRST, said):
         CALLS[call](model)
 
 

@@ -35,8 +35,8 @@ from model_sizes import EXACT64, FP32_NOISE, HEAD_WIDTH, HEADS, KINDS
 from transformers import AutoConfig
 from unchanged import refused
 
-from collab_heads import fold_heads, gate_report, get_adapter, prune_heads, swap_to_gated
-from collab_heads.errors import SwapError
+from collab_heads import fold_heads, get_adapter, inspect, prune_heads, swap_to_gated
+from collab_heads.errors import ModelStateError
 from collab_heads.layers.output import ConstantOutput, HeadOutputProjection
 from collab_heads.layers.removed import is_empty
 from families import FAMILIES, LAYOUTS, each
@@ -76,7 +76,7 @@ def test_gates_start_open(name, origin):
     assert all(isinstance(p, HeadOutputProjection) for p in output_projections(model).values())
     assert (report.heads, report.open, len(report.sites)) == (family.num_sites * HEADS,) * 2 + (family.num_sites,)
     assert torch.equal(output(model, inputs), expected)
-    with refused(model, SwapError, "has gates already", "prune_heads or fold_heads"):
+    with refused(model, ModelStateError, "has gates already", "prune_heads or fold_heads"):
         swap_to_gated(model)
 
 
@@ -93,7 +93,7 @@ def assert_pruned_equals_gated(family, origin, empty, alphas=False):
         set_backend(model, backend)
         before[backend] = projected(model, inputs), output(model, inputs)
     assert (real(before["sdpa"][1], inputs) - real(stock, inputs)).abs().max() > 1e-3
-    opened = {site.path: site.open for site in gate_report(model).sites}
+    opened = {site.path: site.open for site in inspect(model).gates.sites}
     prune_heads(model)
     assert {site.path: site.num_heads for site in adapter_sites(model)} == {p: len(h) for p, h in opened.items()}
     assert {path for path, module in sites(model).items() if is_empty(module)} == (emptied(model) if empty else set())
@@ -439,7 +439,7 @@ def test_gates_of_a_pruned_model(name, origin):
     assert torch.equal(output(model, inputs), before)
     for projection in output_projections(model).values():
         set_gates(projection, (3.0, -1.0, 3.0))  # of heads 0, 2, 3
-    assert {site.open for site in gate_report(model).sites} == {(0, 3)}
+    assert {site.open for site in inspect(model).gates.sites} == {(0, 3)}
     assert {site.kept for site in prune_heads(model).sites} == {(0, 3)}
     prune_heads(by_name, heads={role: [[1, 2]] * number for role, number in family.roles.items()})
     assert model.config.collab_heads == by_name.config.collab_heads
@@ -471,7 +471,7 @@ def test_attention_maps(name, origin):
     family = FAMILIES[name]
     model, inputs = changed(family, origin, "gated", dtype=torch.float32), family.inputs()
     set_backend(model, "eager")
-    kept = {site.path: list(site.open) for site in gate_report(model).sites}
+    kept = {site.path: list(site.open) for site in inspect(model).gates.sites}
     gated, _ = maps_of(model, inputs)
     prune_heads(model)
     pruned, count = maps_of(model, inputs)

@@ -32,7 +32,6 @@ LAYERS = (
     ("plots",),
     ("heads.penalty",),
     ("distillation",),
-    ("analysis.treebank",),
     ("analysis.measures",),
     ("analysis.roles",),
     ("analysis.relevance",),
@@ -44,6 +43,7 @@ LAYERS = (
     ("vocabulary",),
     ("rotation",),
     ("trainer",),
+    ("training",),
     ("", "modeling_collab_heads"),  # the public names; what is stored beside a model imports them
     ("data",),
     ("training.options",),
@@ -132,7 +132,7 @@ def family_imports(source: str) -> list[str]:
 
 
 DRAWS = {"matplotlib", "PIL"}
-SPEAKING = {"", "adapters", "plots", "demo"}  # packages whose __init__ holds names
+SPEAKING = {"", "adapters", "analysis", "plots", "demo", "training"}  # packages whose __init__ holds names
 FOLDERS = {name for name, file in MODULES.items() if file.name == "__init__.py"}
 IN_LAYERS = MODULES.keys() - (FOLDERS - SPEAKING)
 
@@ -283,7 +283,7 @@ WRONG = (
     ("collaborative.swap", "from collab_heads.adapters.bert import BertAdapter"),
     ("collaborative.swap", "from collab_heads import swap_to_collaborative"),
     ("collaborative.swap", "from collab_heads.heads.gating import swap_to_gated"),
-    ("model.transformers_hooks", "from collab_heads.demo.demos import Demo"),
+    ("saving.transformers_hooks", "from collab_heads.demo.demos import Demo"),
     ("heads.gating", "from collab_heads.heads.penalty import parts"),
     ("heads.prune", "from collab_heads import adapters"),
     ("heads.selection", "from collab_heads.analysis.measures.head_scores import head_scores"),

@@ -12,7 +12,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-import collab_heads
+import collab_heads.analysis
+import collab_heads.training
 from collab_heads import demo
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
@@ -21,6 +22,8 @@ ENCODERS = ("compress", "serve")
 NAMES = (*TRANSLATION, *ENCODERS)
 PUBLIC = {
     "collab_heads": {*collab_heads.__all__, "plots"},
+    "collab_heads.analysis": set(collab_heads.analysis.__all__),
+    "collab_heads.training": set(collab_heads.training.__all__),
     "collab_heads.demo": set(demo.__all__),
     "collab_heads.plots": None,  # any name that is not private
     "collab_heads.heads.history": {"HeadHistory", "Moment"},

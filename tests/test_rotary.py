@@ -17,22 +17,22 @@ from unchanged import assert_unchanged, refused, snapshot
 
 import test_contract
 from collab_heads import (
-    HeadRotation,
     compress,
     fold_heads,
     get_adapter,
-    head_statistics,
     prune_heads,
     rotate_heads,
     swap_to_collaborative,
     swap_to_gated,
 )
 from collab_heads.adapters import llama, modernbert
-from collab_heads.errors import ArgumentError, ConfigError, ShapeError, SwapError, UnsupportedModelError
+from collab_heads.analysis import head_statistics
+from collab_heads.errors import ArgumentError, ConfigError, ModelStateError, ShapeError, UnsupportedModelError
 from collab_heads.layers import rotary_attention as rotary
 from collab_heads.layers.rotary_attention import rotary_attention
 from collab_heads.layers.rotary_query_key import RotaryQueryKey
 from collab_heads.rotation.rules import slot_scores
+from collab_heads.training import HeadRotation
 from families import FAMILIES, each
 from test_contract import stepwise
 
@@ -274,7 +274,7 @@ def test_groups_that_cannot_change_places():
     remove(model, UNEQUAL)
     with refused(model, ShapeError, "1 and 2 heads share their key heads", "groups of one size"):
         rotate_heads(model, [((first, 0), (second, 2))])
-    with refused(model, SwapError, "before heads are removed that share key heads"):
+    with refused(model, ModelStateError, "before heads are removed that share key heads"):
         rotate_heads(model, [((first, 2), (second, 2))])
 
 

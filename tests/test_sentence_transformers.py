@@ -8,6 +8,7 @@ import pytest
 import torch
 from later import Later
 from model_sizes import VOCABULARY
+from public_names import functions
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers_made import fast
 from transformers import PreTrainedTokenizerFast
@@ -79,9 +80,8 @@ GIVEN = {
 
 
 def functions_of_a_model():
-    for name in collab_heads.__all__:
-        function = vars(collab_heads).get(name)  # HeadTraining comes later
-        if inspect.isfunction(function) and next(iter(inspect.signature(function).parameters), None) == "model":
+    for name, function in functions().items():
+        if next(iter(inspect.signature(function).parameters), None) == "model":
             yield pytest.param(function, id=name)
 
 

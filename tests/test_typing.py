@@ -37,7 +37,7 @@ SEEN = {
     "swap_to_alpha(model)": "AlphaReport",
     "prune_heads(model, heads={'enc-self': [[0], []]})": "PruneReport",
     "fold_heads(model)": "FoldReport",
-    "gate_report(model)": "GateReport",
+    "inspect(model).gates": "GateReport",
     "get_adapter(model)": "AttentionAdapter",
     "get_adapter(model).sites(model)": "list[AttentionSite]",
     "supported_model_types()": "list[str]",

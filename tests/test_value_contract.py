@@ -27,7 +27,7 @@ from collab_heads import (
     swap_to_collaborative,
     swap_to_gated,
 )
-from collab_heads.errors import ArgumentError, SwapError
+from collab_heads.errors import ArgumentError, ModelStateError
 from collab_heads.fitting import values
 from collab_heads.layers.layout import weight_of, widths
 from families import FAMILIES, LAYOUTS, cannot_share
@@ -303,7 +303,7 @@ def test_values_after_query_and_key(name, kind):
     assert {site.kind for site in report.sites} == {kind or "per_head"}
     assert at_once.config.collab_heads == one_by_one.config.collab_heads
     torch.testing.assert_close(dict(one_by_one.state_dict()), dict(at_once.state_dict()), rtol=0, atol=EXACT64)
-    with refused(at_once, SwapError, "collaborative already"):
+    with refused(at_once, ModelStateError, "collaborative already"):
         swap_to_collaborative(at_once, dim_shared_query_key=8, dim_value=8)
 
 
@@ -327,9 +327,9 @@ def test_narrow_values_cannot_be_folded_or_exchanged():
     model = FAMILIES["bert"].build()
     swap(model, "stock+values", {"encoder.layer.0.attention.self": 16})
     path = "encoder.layer.0.attention.self"
-    with refused(model, SwapError, path, "no stock form"):
+    with refused(model, ModelStateError, path, "no stock form"):
         fold_heads(model)
-    with refused(model, SwapError, f"{path} is collaborative"):
+    with refused(model, ModelStateError, f"{path} is collaborative"):
         rotate_heads(model, [((path, 0), ("encoder.layer.1.attention.self", 0))])
 
 

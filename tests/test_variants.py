@@ -62,7 +62,7 @@ def test_heads_are_measured():
     found = measure(model, [inputs], exclude=[])
     assert_alike(found, by_hand(model, [inputs], [{"encoder": inputs["attention_mask"].bool()}]), atol=EXACT64)
     labels = {"labels": torch.tensor([0, 1, 1])}
-    importance = collab_heads.head_importance(copy.deepcopy(model), [inputs | labels])
+    importance = collab_heads.analysis.head_importance(copy.deepcopy(model), [inputs | labels])
     assert min(float(values.min()) for values in importance.values()) > 0
 
 

@@ -15,6 +15,7 @@ import torch
 from changed_heads import gate, mix
 from model_inputs import batch
 from model_runs import swap
+from public_names import functions, objects
 from safetensors.torch import save_file
 from tokenizers_made import FEW, fast
 from transformers import BertConfig, BertModel, PreTrainedModel, PreTrainedTokenizerFast
@@ -205,18 +206,18 @@ def exported(folder: Path) -> Path:
 
 
 def within(model, heads):
-    with collab_heads.without_heads(model, heads):
+    with collab_heads.analysis.without_heads(model, heads):
         pass
 
 
 def rotated(model, **settings):
-    rotation = collab_heads.HeadRotation(**settings)
+    rotation = collab_heads.training.HeadRotation(**settings)
     rotation.check(model, 4)
     rotation.apply(model, epoch=1, batches=labelled())
 
 
 def trained(model, **settings):
-    return collab_heads.HeadTraining(**settings)
+    return collab_heads.training.HeadTraining(**settings)
 
 
 class OfATest(collab_heads.get_adapter(bert()).__class__):
@@ -227,7 +228,6 @@ class OfATest(collab_heads.get_adapter(bert()).__class__):
 
 CALLS = {
     "ablation_curve": Call(gated, lambda tmp: {"evaluate": one, "scores": scores()}),
-    "alpha_report": Call(mixed, lambda tmp: {}),
     "analyze_heads": Call(bert, lambda tmp: {"batches": labelled(), "parts": ["statistics"], "num_examples": 1}),
     "collaborative_config": Call(None, lambda tmp: {"config": bert().config, "dim_shared_query_key": 16}),
     "compare_contributions": Call(None, lambda tmp: {"models": {"a": marian()}, "batches": labelled("marian")}),
@@ -235,7 +235,7 @@ CALLS = {
     "distill": Call(swapped, lambda tmp: {"original": bert(), "batches": eight(), "steps": 1}),
     "export": Call(bert, lambda tmp: {"folder": tmp / "new", "to": "transformers"}),
     "fold_heads": Call(gated, lambda tmp: {}),
-    "gate_report": Call(gated, lambda tmp: {}),
+    "inspect": Call(mixed, lambda tmp: {}),
     "get_adapter": Call(bert, lambda tmp: {}),
     "head_importance": Call(bert, lambda tmp: {"batches": labelled()}),
     "head_relevance": Call(bert, lambda tmp: {"batches": labelled()}),
@@ -275,7 +275,7 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def parameters(public: str) -> list[str]:
-    found = inspect.signature(getattr(collab_heads, public)).parameters.values()
+    found = inspect.signature(objects()[public]).parameters.values()
     return [each.name for each in found if each.kind is not each.VAR_KEYWORD]
 
 
@@ -300,7 +300,7 @@ def odd_calls(public: str, folder: Path) -> tuple[int, list[str]]:
 def raw_answers(public: str, folder: Path, wrong: dict[str, Callable[[], dict]]) -> tuple[int, list[str]]:
     """Call a function with each of some wrong arguments."""
     call, made, found = CALLS[public], 0, []
-    function = call.function or getattr(collab_heads, public)
+    function = call.function or objects()[public]
     model = None if call.build is None else call.build()
     before = None if model is None else snapshot(model)
     for name, make in wrong.items():
@@ -337,8 +337,7 @@ def raw_answers(public: str, folder: Path, wrong: dict[str, Callable[[], dict]])
 
 
 def test_every_public_function_is_called():
-    functions = {name for name in collab_heads.__all__ if inspect.isfunction(getattr(collab_heads, name))}
-    assert functions <= CALLS.keys()
+    assert functions().keys() <= CALLS.keys()
 
 
 WRITES_A_GRAPH = {"load_exported"}

@@ -6,7 +6,7 @@ import torch
 import transformers
 from transformers import BertConfig, BertForSequenceClassification
 
-import collab_heads
+import collab_heads.training
 from collab_heads import swap_to_alpha, swap_to_gated
 
 WORDS, EXAMPLES, EPOCHS, BATCH = 60, 40, 2, 8
@@ -80,7 +80,7 @@ def same_weights(first, second):
 
 
 def head_training(**options):
-    return collab_heads.HeadTraining(**options)  # which imports transformers' Trainer
+    return collab_heads.training.HeadTraining(**options)  # which imports transformers' Trainer
 
 
 def exact(**options):

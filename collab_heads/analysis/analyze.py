@@ -23,15 +23,15 @@ from collab_heads.analysis.roles.head_roles import excluded_queries, rare_observ
 from collab_heads.analysis.roles.labels import RoleThresholds, roles_from_measures
 from collab_heads.analysis.roles.positional import Positional
 from collab_heads.analysis.roles.syntax import Syntax
-from collab_heads.analysis.treebank.conllu import Sentence
-from collab_heads.analysis.treebank.treebank import Treebank
+from collab_heads.analysis.roles.treebank import Treebank
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.option_values import PrefixKind
 from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.base.report import portable_name
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.registry import get_adapter, head_numbers
-from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
+from collab_heads.errors import ArgumentError, ModelStateError, UnsupportedModelError
+from collab_heads.files.conllu import Sentence
 from collab_heads.heads.criteria import Gradient, Reconstruction, head_importance
 from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.history import HeadHistory
@@ -129,7 +129,7 @@ def analyze_heads(
         CalibrationError: if there are no batches, the model cannot take one, or no token counted at a site.
         DataError: if the treebank is missing or broken.
         NonFiniteError: if a number is NaN or inf; the message names the site.
-        SwapError: if the model has no heads left.
+        ModelStateError: if the model has no heads left.
         UnsupportedModelError: if there is no adapter for the model, it is wrapped, or it gives no attention weights.
     """
     given = locals()  # the signature lists the options, and `AnalysisOptions` checks them: no third list
@@ -137,7 +137,7 @@ def analyze_heads(
     options = AnalysisOptions(**{each.name: given[each.name] for each in fields(AnalysisOptions)})
     adapter = get_adapter(model)
     if not adapter.sites_with_heads(model):
-        raise SwapError(f"this {type(model).__name__} has no heads left to analyze")
+        raise ModelStateError(f"this {type(model).__name__} has no heads left to analyze")
     report = Analysis(model, adapter, Sentences(batches), options).report()
     warn_few([report.data["sentences"]])
     return report
@@ -200,7 +200,7 @@ class Analysis:
         """Measure what removal costs; a model that does not allow it gets a note, unless the part was requested."""
         try:
             self.measure("reconstruction", head_importance, self.batches, criterion=Reconstruction())
-        except (ArgumentError, SwapError, UnsupportedModelError) as problem:
+        except (ArgumentError, ModelStateError, UnsupportedModelError) as problem:
             if self.options.parts is not None:
                 raise
             self.notes.append(f"the cost of removal was not measured: {problem}")

@@ -11,13 +11,13 @@ from collab_heads.analysis.measures.ablation import Evaluate
 from collab_heads.analysis.relevance.contribution_comparison import named_models
 from collab_heads.analysis.relevance.prefixes import check_prefixes
 from collab_heads.analysis.roles.labels import RoleThresholds
-from collab_heads.analysis.treebank.conllu import Sentence
-from collab_heads.analysis.treebank.treebank import Treebank
+from collab_heads.analysis.roles.treebank import Treebank
 from collab_heads.base.checks import check_choice, check_count
 from collab_heads.base.option_values import REPORT_PARTS as PARTS
 from collab_heads.base.option_values import PrefixKind
 from collab_heads.base.option_values import ReportPart as Part
 from collab_heads.errors import ArgumentError
+from collab_heads.files.conllu import Sentence
 from collab_heads.heads.history import GATES, HeadHistory
 
 NO_SOURCE = (

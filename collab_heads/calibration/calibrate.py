@@ -1,7 +1,8 @@
 """Run the calibration batches, and keep what the fit of every site needs."""
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from collab_heads.layers.layout import widths
 from collab_heads.model.open_layers import OpenLayerSite, OpenSite
 from collab_heads.running.attention_calls import Call, recording_calls
 from collab_heads.running.batches import check_batches, num_rows, run_batches
+from collab_heads.running.blocks import BlockStarts
 from collab_heads.running.portions import portions
 
 
@@ -60,6 +62,7 @@ def calibrate(
     recorded: Sequence[OpenSite],
     narrowed: Sequence[OpenLayerSite],
     batches: Iterable[Mapping],
+    starts: BlockStarts | None = None,
 ) -> Calibrations:
     """Run calibration batches through an unchanged model, without gradients, in evaluation mode.
 
@@ -70,6 +73,7 @@ def calibrate(
         narrowed: the sites, collaborative or not, and feed-forward blocks, for whose outputs moments are taken.
         batches: input dicts as the model takes them; tensors are moved to the model's device. An encoder-decoder needs
             decoder inputs or labels.
+        starts: starts on the same batches; None runs the whole model.
 
     Raises:
         CalibrationError: if there are no batches, the model cannot take one, a mask does not fit, a site saw nothing,
@@ -77,19 +81,25 @@ def calibrate(
         NonFiniteError: if an input of a site contains NaN or inf; the site is named.
     """
     masks: dict[str, Tensor | None] = {}
-    cut = functools.partial(portions, is_encoder_decoder=model.config.is_encoder_decoder)
+    paths = [site.path for site in dict.fromkeys((*sites, *narrowed))]
     with (
+        nullcontext() if starts is None else starts.within(paths),
         listening(sites, masks) as listeners,
         listening_to_outputs(narrowed, masks) as head_listeners,
         recording_calls(model, recorded, masks) as recorder,
     ):
-        run_batches(model, batches, masks, "calibrating", cut=cut)
+        run_batches(model, batches, masks, "calibrating", cut=cut_for(model))
     moments = {listener.site.path: listener.moments() for listener in listeners}
     return Calibrations(
         {path: SiteCalibration(*both, recorder.calls_of(path)) for path, both in moments.items()},
         {listener.site.path: listener.moments() for listener in head_listeners},
         {},
     )
+
+
+def cut_for(model: PreTrainedModel) -> Callable[[Mapping], Iterable[Mapping]]:
+    """Return what cuts the calibration batches of a model into portions."""
+    return functools.partial(portions, is_encoder_decoder=model.config.is_encoder_decoder)
 
 
 RECORDED = 512  # examples whose calls are kept, about: the refinement reads one after the other
@@ -136,6 +146,7 @@ class CalibratedSites:
         self.groups, self.orders = grouped(sizes, limit), dict[str, Tensor]()
         self.batches = batches if len(self.groups) == 1 and not recorded else check_batches(batches)
         self.step = -(-sum(num_rows(batch) or 1 for batch in self.batches) // RECORDED) if recorded else 1
+        self.starts: dict[int, BlockStarts] = {}
         self.open, self.seen = self.groups[0], self.calibrated(self.groups[0])
 
     def of(self, path: str) -> Calibrations:
@@ -166,13 +177,30 @@ class CalibratedSites:
         sites, recorded = ([site for site in sites if site.path in group] for sites in (self.sites, self.recorded))
         narrowed = [site for site in self.narrowed if site.path in group]
         if self.step == 1:
-            return calibrate(self.model, sites, recorded, narrowed, self.batches)._replace(orders=self.orders)
+            return self.run(sites, recorded, narrowed, self.batches)
         batches = list(self.batches)
         with one_bar("calibrating", (("calibrating", 1), ("calibrating", self.step - 1))):
-            seen = calibrate(self.model, sites, recorded, narrowed, batches[:: self.step])._replace(orders=self.orders)
+            seen = self.run(sites, recorded, narrowed, batches[:: self.step])
             if rest := [batch for number, batch in enumerate(batches) if number % self.step]:
-                seen.merge(calibrate(self.model, sites, (), narrowed, rest))
+                seen.merge(self.run(sites, (), narrowed, rest, 1))
         return seen
+
+    def run(
+        self,
+        sites: Sequence[OpenSite],
+        recorded: Sequence[OpenSite],
+        narrowed: Sequence[OpenLayerSite],
+        batches: Iterable[Mapping],
+        number: int = 0,
+    ) -> Calibrations:
+        """Calibrate some sites on one of the lists of batches; of several groups, each runs its own blocks alone."""
+        starts = None
+        if len(self.groups) > 1:
+            if number not in self.starts:
+                every = dict.fromkeys((*self.narrowed, *self.sites))
+                self.starts[number] = BlockStarts(self.model, every, list(batches), cut_for(self.model))
+            starts = self.starts[number]
+        return calibrate(self.model, sites, recorded, narrowed, batches, starts)._replace(orders=self.orders)
 
 
 def moment_counts(sites: Sequence[OpenSite], narrowed: Sequence[OpenLayerSite]) -> dict[str, int]:

@@ -10,7 +10,7 @@ from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_choice
 from collab_heads.collaborative.plan import choose_sites, plan_site, plan_values
 from collab_heads.contract.registry import get_adapter
-from collab_heads.errors import ArgumentError, SwapError
+from collab_heads.errors import ArgumentError, ModelStateError
 from collab_heads.fitting.kinds import FITS, check_kind, kind_for
 from collab_heads.fitting.widths import Width
 from collab_heads.model.open_layers import OpenLayers
@@ -53,14 +53,14 @@ def collaborative_config(
     Raises:
         UnsupportedModelError: if there is no adapter for the config, or its model type does not support the change.
         ArgumentError: on a width, role, path, kind or initial mixing that cannot work.
-        SwapError: if the config describes a changed model already.
+        ModelStateError: if the config describes a changed model already.
     """
     check_kind(kind, mixing_init=(mixing_init, MIXING_INITS[0]))
     check_choice("mixing_init", mixing_init, MIXING_INITS)
     if not isinstance(config, PretrainedConfig):
         raise ArgumentError(f"expected a transformers config, got {type(config).__name__}")
     if CollabConfig.of(config).states:
-        raise SwapError(f"config.{FIELD} describes changed sites already: start from the stock config")
+        raise ModelStateError(f"config.{FIELD} describes changed sites already: start from the stock config")
     config = copy.deepcopy(config)
     with torch.device("meta"):
         model = AutoModel.from_config(config)

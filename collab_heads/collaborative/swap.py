@@ -17,7 +17,7 @@ from collab_heads.collaborative.plan import SitePlan, ValuePlan, balance_widths,
 from collab_heads.collaborative.replacement import Replacement, make_replacement
 from collab_heads.collaborative.report import SwapReport
 from collab_heads.contract.adapter import AttentionAdapter
-from collab_heads.errors import ArgumentError, SwapError
+from collab_heads.errors import ArgumentError, ModelStateError
 from collab_heads.fitting.fit import FitOptions
 from collab_heads.fitting.kinds import FITS, check_kind, kind_for
 from collab_heads.fitting.solvers import Method
@@ -107,7 +107,7 @@ def swap_to_collaborative(
         CalibrationError: if the batches are empty or the model cannot take them, or if a site that is to be
             refined or measured does not use transformers' attention interface.
         NonFiniteError: if weights or calibration inputs contain NaN or inf; the site is named.
-        SwapError: if a site was swapped already, or cannot be changed safely.
+        ModelStateError: if a site was swapped already, or cannot be changed safely.
 
     Source: Cordonnier, Loukas, Jaggi 2020, arXiv:2006.16362; the weighting is ours.
     """
@@ -176,7 +176,7 @@ def plan_change(
 ) -> tuple[list[SitePlan], list[ValuePlan]]:
     """Check that the named sites can be changed, and plan it; errors are those of `swap_to_collaborative`."""
     if not layers.with_heads:
-        raise SwapError("the model has no heads left: there is nothing to swap")
+        raise ModelStateError("the model has no heads left: there is nothing to swap")
     swapped, narrowed = choose_sites(layers, sites, asked, asked_value, kind_for(layers.adapter, kind))
     check_swappable(layers, [site for site, *_ in swapped])
     if narrowed:

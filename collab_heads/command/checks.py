@@ -47,6 +47,7 @@ def compress(args: Namespace) -> None:
         collab-heads compress sentence-transformers/all-MiniLM-L6-v2 --data text.txt --plan
         collab-heads compress Helsinki-NLP/opus-mt-de-en --data dev.de dev.en --budget 0.5 --output_dir small
         collab-heads compress MODEL --data reviews.csv --column text --max_error 0.1 --output_dir small
+        collab-heads compress MODEL --data news.txt --validation manuals.txt --budget 0.8 --output_dir small
 
     `--plan` shows what every budget would cost in quality; `--distill_steps 300` brings back much of it. Text files
     have a sentence a line; gzipped where the name ends in .gz. A translation model takes two, or one and its own
@@ -62,6 +63,8 @@ def compress(args: Namespace) -> None:
         raise ArgumentError("--budget and --max_error exclude each other: give one")
     if args.budget is not None and args.budget > 1:
         raise ArgumentError(f"budget {args.budget} must be a share of what the layers have now: above 0, at most 1")
+    if args.plan and args.validation:
+        raise ArgumentError("--validation measures the smaller model, and --plan makes none: leave one of them out")
     if args.plan and (args.budget, args.max_error) != (None, None):
         raise ArgumentError("--plan shows every budget: leave --budget and --max_error out, or leave --plan out")
     if args.plan and args.distill_steps:

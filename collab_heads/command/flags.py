@@ -113,6 +113,10 @@ COMMANDS = {
             MODEL,
             *data(),
             output("the smaller model"),
+            flag(
+                "--validation FILE...",
+                "texts of another kind than --data, in the same form: the error on them is reported, too",
+            ),
             flag("--plan", "only show what every budget would cost; the model stays as it is"),
             flag(
                 "--budget SHARE",

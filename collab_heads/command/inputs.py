@@ -8,26 +8,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import transformers
 from transformers import (
     AutoConfig,
     AutoModel,
     AutoTokenizer,
-    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
-from collab_heads.analysis.treebank.treebank import longest_input
-from collab_heads.base.checks import is_list, shortened
+from collab_heads.analysis.roles.treebank import longest_input
+from collab_heads.base.checks import shortened
 from collab_heads.base.extras import check_extra
 from collab_heads.contract.registry import adapter_for_config, get_adapter
-from collab_heads.data.batches import Collate, check_room, chunked, generate, longest_first, tokenize
+from collab_heads.data.batches import Collate, check_room, chunked, longest_first, tokenize
 from collab_heads.data.parallel import Pairs, columns_of, read_lines, read_two, without_empty
 from collab_heads.data.tables import TABLES, is_table, read_table
 from collab_heads.errors import ArgumentError, DataError, LoadError, UnsupportedModelError
-from collab_heads.running.batches import evaluating
-from collab_heads.saving.loading import load_or_explain
+from collab_heads.running.translations import translations
+from collab_heads.saving.loading import class_of, load_or_explain
 
 
 class Loaded(NamedTuple):
@@ -60,15 +58,6 @@ def load(args: Namespace) -> Loaded:
         return Loaded(model.to(device), tokenizer, dtype)
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch was built without it, or finds none
         raise ArgumentError(f"--device {device}: {str(error).splitlines()[0]}") from error
-
-
-def class_of(config: PretrainedConfig) -> Any:
-    """Return the class that a config names; AutoModel if it names none, or one that transformers lacks."""
-    named = config.architectures or ["AutoModel"]
-    if not is_list(named) or not isinstance(named[0], str):
-        raise LoadError(f"{config.name_or_path}: its architectures are {named!r:.80}, must be a list of names")
-    found = getattr(transformers, named[0], AutoModel)
-    return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else AutoModel
 
 
 def load_tokenizer(name: str, remote: Mapping) -> PreTrainedTokenizerBase:
@@ -169,7 +158,7 @@ def batches_of(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTok
         pad = with_padding(tokenizer).pad
         return [dict(pad([rows[i] for i in group], return_tensors="pt")) for group in groups]
     if "target" not in texts:
-        texts = {**texts, "target": translations(args, model, tokenizer, texts["source"])}
+        texts = {**texts, "target": own_translations(args, model, tokenizer, texts["source"])}
     pairs = tokenize(texts, tokenizer, args.source_prefix, most, most)
     collate = Collate(model, tokenizer.pad_token_id)
     groups = longest_first(list(map(len, pairs["input_ids"])), args.batch_size)
@@ -184,19 +173,16 @@ def with_padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def translations(
+def own_translations(
     args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: Sequence[str]
 ) -> list[str]:
     """Translate sentences greedily with the model."""
-    translated: list[str] = []
     most = longest(args, model, tokenizer)
-    with evaluating(model):
-        for batch in chunked(source, args.batch_size):
-            texts = [args.source_prefix + line for line in batch]
-            inputs = tokenizer(texts, padding=True, truncation=True, max_length=most, return_tensors="pt")
-            ids = generate(model, inputs.to(model.device), num_beams=1, max_length=most)
-            translated += tokenizer.batch_decode(ids, skip_special_tokens=True)
-    return translated
+    batches = (
+        encoded(args, tokenizer, {"source": lines}, padding=True, truncation=True, max_length=most, return_tensors="pt")
+        for lines in chunked(source, args.batch_size)
+    )
+    return [text for texts in translations(model, tokenizer, batches, num_beams=1, max_length=most) for text in texts]
 
 
 def calibration(args: Namespace, loaded: Loaded, texts: Pairs | None = None) -> list[Mapping] | None:

@@ -23,7 +23,7 @@ from collab_heads.command.flags import COMMANDS, JSON, QUIET
 from collab_heads.errors import ArgumentError, CollabHeadsError, LoadError
 from collab_heads.training.options.parser import Parser
 
-WORK = {"inspect": "inspect"} | dict.fromkeys(("glue", "translate", "images"), "training")  # others: work.py
+WORK = dict.fromkeys(("glue", "translate", "images"), "training")  # others: work.py
 DONE, FAILED, WRONG_FLAGS = 0, 1, 2  # exit codes
 
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from collab_heads.analysis.analyze import analyze_heads
+from collab_heads.analysis.facts import FamilyFacts, FamilyList, ModelFacts
+from collab_heads.analysis.inspect import look
 from collab_heads.analysis.report.head_report import HeadReport
-from collab_heads.analysis.treebank.conllu import read_conllu
 from collab_heads.base.extras import missing
 from collab_heads.base.report import portable_name
 from collab_heads.collaborative.report import SwapReport
@@ -22,7 +23,7 @@ from collab_heads.collaborative.swap import swap_to_collaborative
 from collab_heads.command.inputs import Loaded, batches_of, calibration, check_class, drawn, load, read_data
 from collab_heads.compression.compress import compress
 from collab_heads.compression.compression_plan import CompressionPlan
-from collab_heads.compression.measurements import HELD_OUT
+from collab_heads.compression.measurements import HELD_OUT, MEASURED
 from collab_heads.compression.plan import plan
 from collab_heads.compression.report import CompressReport
 from collab_heads.contract.registry import get_adapter, is_lone_decoder
@@ -32,6 +33,7 @@ from collab_heads.distillation.distill import distill
 from collab_heads.distillation.examples import num_examples
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.files.atomic import write_json
+from collab_heads.files.conllu import read_conllu
 from collab_heads.files.folders import write_folder
 from collab_heads.fitting.kinds import check_kind
 from collab_heads.heads.criteria import criterion_of, head_importance, most_important
@@ -41,13 +43,20 @@ from collab_heads.heads.prune import prune_heads
 from collab_heads.heads.report import FoldReport, PruneReport
 from collab_heads.plots.canvas import save_figure
 from collab_heads.saving.card import complete
-from collab_heads.saving.sentence_encoder import copy_modules
+from collab_heads.saving.source_files import copy_modules
 from collab_heads.serving.export import TARGETS, ExportReport, export
 from collab_heads.sites.site import select_sites
 from collab_heads.training.options.changes import check_fit
 from collab_heads.training.options.heads import read_alive
 from collab_heads.training.options.parser import options_of
 from collab_heads.vocabulary.trim import VocabularyReport, trim_vocabulary
+
+
+def run_inspect(args: Namespace) -> ModelFacts | FamilyFacts | FamilyList:
+    """Print what a model is made of, a type of models, or all types, as the flags say."""
+    found = look(args.model, trust_remote_code=args.trust_remote_code)
+    print(found)
+    return found
 
 
 def run_compress(args: Namespace) -> CompressReport | CompressionPlan:
@@ -57,6 +66,7 @@ def run_compress(args: Namespace) -> CompressReport | CompressionPlan:
     """
     check_kind(args.kind)
     all_texts = read_data(args)
+    others = None if args.validation is None else read_data(Namespace(**{**vars(args), "data": args.validation}))
     loaded = load(args)
     model, tokenizer, _ = loaded
     check_class(model)
@@ -71,7 +81,8 @@ def run_compress(args: Namespace) -> CompressReport | CompressionPlan:
             write_plan(made, args.output_dir)
         return made
     original = copy.deepcopy(model) if args.distill_steps else None
-    report = compress(model, made, args.budget, max_error=args.max_error)
+    elsewhere = None if others is None else batches_of(args, model, tokenizer, drawn(others, MEASURED, args.seed))
+    report = compress(model, made, args.budget, max_error=args.max_error, validation=elsewhere)
     print(report)
     distilled = None
     if original is not None:
@@ -168,9 +179,9 @@ def run_trim(args: Namespace) -> VocabularyReport:
     texts = list(zip(sources, sides["target"], strict=True)) if "target" in sides else sources
     loaded = load(args)
     check_class(loaded.model)
-    report = trim_vocabulary(loaded.model, loaded.tokenizer, texts, keep=args.keep, min_count=args.min_count)
+    small, report = trim_vocabulary(loaded.model, loaded.tokenizer, texts, keep=args.keep, min_count=args.min_count)
     print(report)
-    write_model(args, loaded._replace(tokenizer=report.tokenizer), "trim", report)
+    write_model(args, loaded._replace(tokenizer=small), "trim", report)
     return report
 
 

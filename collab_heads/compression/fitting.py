@@ -32,22 +32,27 @@ from collab_heads.compression.measurements import Measurements
 from collab_heads.compression.parts.part import Fit, install
 from collab_heads.compression.parts.shape import UNCHANGED, Choice
 from collab_heads.compression.parts.table import fit_site
+from collab_heads.compression.probe import Probe
 from collab_heads.compression.residual_readers import Reader, find_readers, watching
 from collab_heads.layers.layout import weight_of, widths
 from collab_heads.model.apply_state import OutputWeights, refit_output, undone
 from collab_heads.running.batches import EnoughSeen, run_batches
+from collab_heads.running.blocks import BlockStarts
 from collab_heads.running.portions import portions
 
 
-def fit_choices(measured: Measurements, choices: Mapping[str, Choice]) -> dict[str, list[Fit]]:
+def fit_choices(
+    measured: Measurements, choices: Mapping[str, Choice], elsewhere: Probe | None = None
+) -> dict[str, list[Fit]]:
     """Fit choices for sites: path -> fits of every site that changes; the model stays as it is.
 
     The last projections are then refitted in the order of the sites (`refitted_in_order`). This is kept if it
-    reduces the error of the output on the examples that are held out.
+    reduces the error of the output on the examples that are held out, and on others with them.
 
     Args:
         measured: the measurements of the model.
         choices: path -> choice, for all sites that may change.
+        elsewhere: measures the error on examples of another kind.
     """
     layers, options, fitted = measured.layers, measured.options.fit, {}
     changing = [site for site in measured.sites if choices[site.path] != UNCHANGED]
@@ -56,19 +61,27 @@ def fit_choices(measured: Measurements, choices: Mapping[str, Choice]) -> dict[s
         with few_threads(widths(site.output)[0]):  # a name for the calibration would keep it in memory
             fitted[path] = fit_site(layers, path, shape, choices[path], measured.fitted.of(path), options)
     refitted = refitted_in_order(measured, fitted)
-    return refitted if refitted and fitted_error(measured, refitted) < fitted_error(measured, fitted) else fitted
+    probes = [measured.probe, *([] if elsewhere is None else [elsewhere])]
+    if refitted and square(measured, refitted, probes) < square(measured, fitted, probes):
+        return refitted
+    return fitted
 
 
-def fitted_error(measured: Measurements, fitted: Mapping[str, Sequence[Fit]]) -> float:
+def square(measured: Measurements, fitted: Mapping[str, Sequence[Fit]], probes: Sequence[Probe]) -> float:
+    return sum(fitted_error(measured, fitted, probe) ** 2 for probe in probes)
+
+
+def fitted_error(measured: Measurements, fitted: Mapping[str, Sequence[Fit]], probe: Probe | None = None) -> float:
     """Install some fits, measure the error of the model's output, and remove them again.
 
     Args:
         measured: the measurements of the model.
         fitted: path -> fits, as `fit_choices` returns them.
+        probe: what measures the error; None for that of the measurements.
     """
     with undone(measured.layers, measured.sites) as tried:
         install(tried, fitted)
-        return measured.probe.error()
+        return (probe or measured.probe).error()
 
 
 RIDGES = (1e-2, 1e-1, 1.0, 10.0, 100.0)  # around the present weights, as shares of the mean square of what they read
@@ -120,19 +133,26 @@ def refitted_in_order(measured: Measurements, fitted: Mapping[str, Sequence[Fit]
     readers = find_readers(model, measured.sites, examples[0])
     while readers and readers[0].site.path not in fitted:
         del readers[0]  # it reads what it reads in the original
-    is_refitted = False
+    sites, is_refitted = [reader.site for reader in readers], False
+    original, smaller = (BlockStarts(model, sites, examples, whole) for _ in range(2))
     for group in progress_bar(grouped(readers, tokens), desc="refitting in order"):
-        targets = targets_of(model, group, examples)
+        targets = targets_of(model, group, examples, original)
         with undone(measured.layers, measured.sites) as tried:
             install(tried, found)
             for reader in group:
-                output = refit(model, reader, examples, targets.pop(reader.output))
+                with smaller.at(reader.site.path):
+                    output = refit(model, reader, examples, targets.pop(reader.output))
                 if output is not None:
                     projection = model.get_submodule(reader.output)
                     refit_output(projection, output)
                     found.setdefault(reader.site.path, []).append(RefittedOutput(output.rounded(projection)))
                     is_refitted = True
     return found if is_refitted else {}
+
+
+def whole(example: Mapping) -> tuple[Mapping]:
+    """Return an example as its only portion."""
+    return (example,)
 
 
 def examples_of(measured: Measurements) -> tuple[list[Mapping], int]:
@@ -161,9 +181,12 @@ def grouped(readers: Sequence[Reader], tokens: int) -> list[list[Reader]]:
 
 
 def targets_of(
-    model: PreTrainedModel, readers: Sequence[Reader], examples: Sequence[Mapping]
+    model: PreTrainedModel, readers: Sequence[Reader], examples: Sequence[Mapping], starts: BlockStarts
 ) -> dict[str, list[Tensor]]:
-    """Run the original; return what readers read: name of the last projection -> portion -> [tokens, D]."""
+    """Run the original; return what readers read: name of the last projection -> portion -> [tokens, D].
+
+    `starts` are its starts on the examples; the run begins at the block of the first reader, and ends at the last one.
+    """
     found: dict[str, list[Tensor]] = {reader.output: [] for reader in readers}
     masks: dict[str, Tensor | None] = {}
     with ExitStack() as stack:
@@ -175,6 +198,7 @@ def targets_of(
                     raise EnoughSeen
 
             stack.enter_context(watching(model, reader, see))
+        stack.enter_context(starts.at(readers[0].site.path))
         run_batches(model, examples, masks, "running the original")
     return found
 

@@ -24,7 +24,7 @@ from collab_heads.compression.parts.query_key import QUICK
 from collab_heads.compression.parts.shape import AttentionShape, Choice, FeedForwardShape, Shape, shape_of
 from collab_heads.compression.parts.table import PARTS, fit_site, parts_of, site_errors
 from collab_heads.compression.probe import Probe
-from collab_heads.errors import ArgumentError, CalibrationError, SwapError, UnsupportedModelError
+from collab_heads.errors import ArgumentError, CalibrationError, ModelStateError, UnsupportedModelError
 from collab_heads.fitting.fit import FitOptions
 from collab_heads.fitting.kinds import FITS
 from collab_heads.heads.prune import check_prunable
@@ -191,7 +191,7 @@ def choose_sites(
     Raises:
         ArgumentError: if a name is neither a role nor a path of the model.
         UnsupportedModelError: if only feed-forward blocks may change, and the adapter does not say where they are.
-        SwapError: if a site has gates or alphas, or cannot be changed safely.
+        ModelStateError: if a site has gates or alphas, or cannot be changed safely.
     """
     shapes = list(dict.fromkeys(PARTS[name].shape for name in parts))
     kinds = {AttentionShape: OpenSite, FeedForwardShape: OpenFeedForward}
@@ -204,7 +204,7 @@ def choose_sites(
     named = f"parts={', '.join(parts)}"
     if not any(isinstance(site, wanted) for site in available):
         left = {AttentionShape: "heads", FeedForwardShape: "neurons"}
-        raise SwapError(
+        raise ModelStateError(
             f"the model has no {' or '.join(left[shape] for shape in shapes)} left: there is nothing to compress "
             f"({named})"
         )
@@ -219,7 +219,7 @@ def choose_sites(
     for site in attention:
         if isinstance(site.output, HeadOutputProjection):
             what = "gates" if site.output.gates is not None else "alphas"
-            raise SwapError(
+            raise ModelStateError(
                 f"{site.path} has {what}, whose heads are still being chosen: prune_heads(model) first, or "
                 "fold_heads(model) to keep all heads"
             )
@@ -256,10 +256,12 @@ def sensitivities(
         """Return the squared error of the output when one site has a choice."""
         with few_threads(widths(site.output)[0]):
             fit = fit_site(layers, site.path, errors[site.path].shape, choice, fitted.of(site.path), options)
-        with undone(layers, [site]) as tried:
+        starts.advance(site.path)
+        with undone(layers, [site]) as tried, starts.at(site.path):
             install(tried, {site.path: fit})
             return probe.error() ** 2
 
+    starts = probe.starts(sites)
     found: dict[str, dict[SitePart, float]] = {}
     left: dict[SitePart, list[float]] = {}  # part -> what refinement leaves of the squared errors of some sites
     attention = [site.path for site in sites if isinstance(site, OpenSite)]

@@ -109,7 +109,7 @@ def plan(
             is zero for the sites.
         CalibrationError: if the batches are empty or too few, or the model cannot take them.
         NonFiniteError: if weights, inputs or outputs contain NaN or inf.
-        SwapError: if a site has gates or alphas, or cannot be changed safely.
+        ModelStateError: if a site has gates or alphas, or cannot be changed safely.
     """
     options = PlanOptions(of, sites, parts, kind, shape, multiple_of, refine_steps, seed)
     with opened(model, changes=True, of="layers") as layers:
@@ -135,8 +135,13 @@ def measure(
     for part in PARTS.values():
         if not part.may_stay or set(options.counted_parts) == {part.name}:
             get_adapter(model, layers.adapter, part.capability(options.kind))
-    listed = list(enumerate(without_unread_labels(model, batch) for batch in NoticingFew(batches)))
-    return measure_model(layers, [batch for _, batch in with_translations(model, listed)], options, errors=errors)
+    return measure_model(layers, prepared(model, NoticingFew(batches)), options, errors=errors)
+
+
+def prepared(model: PreTrainedModel, batches: Iterable[Mapping]) -> list[Mapping]:
+    """Return batches without labels that nothing reads, and with translations where a decoder has no inputs."""
+    listed = list(enumerate(without_unread_labels(model, batch) for batch in batches))
+    return [batch for _, batch in with_translations(model, listed)]
 
 
 def plan_of(measured: Measurements, cost: Callable[[SiteUse, Choice], float]) -> CompressionPlan:

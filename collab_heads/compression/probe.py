@@ -1,7 +1,7 @@
 """Measure how far the output of a model moves when its attention changes, on examples that no fit has seen."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -9,8 +9,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from collab_heads.errors import CalibrationError, NonFiniteError
-from collab_heads.model.open_layers import OpenSite
+from collab_heads.model.open_layers import OpenLayerSite, OpenSite
 from collab_heads.running.batches import run_batches
+from collab_heads.running.blocks import BlockStarts
 from collab_heads.running.outputs import Output, read_output
 from collab_heads.running.portions import portions
 
@@ -41,7 +42,8 @@ class Probe:
 
         handles = [site.value.register_forward_pre_hook(note_length) for site in sites]
         try:
-            self.kept = self.outputs()
+            self.kept: list[Output] = []
+            self.run(self.kept.append)
         finally:
             for handle in handles:
                 handle.remove()
@@ -61,7 +63,8 @@ class Probe:
         For numbers and states this is the root mean square of the change, relative to their standard deviation; for
         distributions it is the root of 2 KL: for small changes, the root mean square of the change of log-odds.
         """
-        gaps = [float(kept.squared_gap(output)) for kept, output in zip(self.kept, self.outputs(), strict=True)]
+        gaps: list[float] = []
+        self.run(lambda output: gaps.append(float(self.kept[len(gaps)].squared_gap(output))))
         return math.sqrt(max(sum(gaps), 0.0) / self.square)
 
     def portions(self, batch: Mapping) -> Iterator[Mapping]:
@@ -69,12 +72,15 @@ class Probe:
         for portion in portions(batch, self.model.config.is_encoder_decoder):
             yield {**portion, "return_dict": True}
 
-    def outputs(self) -> list[Output]:
-        """Run the model on all batches; return its present output for each portion."""
-        found: list[Output] = []
+    def starts(self, sites: Iterable[OpenLayerSite]) -> BlockStarts:
+        """Return starts at the blocks of some sites: what comes before a change puts out what it did."""
+        return BlockStarts(self.model, sites, self.batches, self.portions)
+
+    def run(self, see: Callable[[Output], None]) -> None:
+        """Run the model on all batches; `see` gets its present output for each portion."""
 
         def hook(model: PreTrainedModel, args: tuple, inputs: Mapping, outputs: Mapping) -> None:
-            found.append(sampled(read_output(model, inputs, outputs)))
+            see(sampled(read_output(model, inputs, outputs)))
 
         handle = self.model.register_forward_hook(hook, with_kwargs=True)
         masks: dict[str, Tensor | None] = {}
@@ -82,7 +88,6 @@ class Probe:
             run_batches(self.model, self.batches, masks, "measuring", cut=self.portions)
         finally:
             handle.remove()
-        return found
 
 
 def sampled(output: Output) -> Output:

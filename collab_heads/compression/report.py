@@ -12,6 +12,7 @@ from collab_heads.sites.site import Role
 from collab_heads.sites.state import QueryKeyKind
 
 SURPRISE = 2  # times the predicted error: a note tells the reader if the measured error exceeds this
+FAR = 1.5  # times the error on examples like the batches: a note tells the reader if that of validation exceeds this
 LATE = 1.1  # times the budget of time: a note tells the reader if attention takes longer
 
 
@@ -76,6 +77,7 @@ class CompressReport(Report):
         measured_error: the error on calibration examples that no fit has seen. For numbers and states this is the root
             mean square of the change, relative to their standard deviation; for distributions, the root of twice the
             mean Kullback-Leibler divergence.
+        validation_error: the same on the examples of `validation`; None without them.
         costs: measure -> the cost of the sites that could change. "time" is not taken from the plan: changed sites
             are timed again, in turns with the original ones.
         model_parameters_before, model_parameters_after: parameters of the whole model, embeddings included.
@@ -91,6 +93,7 @@ class CompressReport(Report):
     max_error: float | None
     predicted_error: float
     measured_error: float
+    validation_error: float | None
     costs: dict[Measure, Cost]
     model_parameters_before: int
     model_parameters_after: int
@@ -112,6 +115,8 @@ class CompressReport(Report):
             for measure, cost in self.costs.items()
         ]
         error = f"error of the output: predicted {self.predicted_error:.4f}, measured {self.measured_error:.4f}"
+        if self.validation_error is not None:
+            error += f", on the examples of validation {self.validation_error:.4f}"
         alike: dict[tuple[SitePart, ...], list[CompressedSite]] = {}
         for site in self.sites:
             alike.setdefault(tuple(site.sizes), []).append(site)
@@ -127,6 +132,12 @@ class CompressReport(Report):
                 "or where a batch is small; try a larger first batch on a quiet machine, or a budget of operations"
             )
         notes.append(loss_in_words(self.measured_error**2))
+        if self.validation_error is not None and self.validation_error > FAR * self.measured_error:
+            times = self.validation_error / self.measured_error
+            notes.append(
+                f"note: on the examples of validation the output moves {times:.1f} times as far as on examples like "
+                "the batches: add texts like them to the batches, or keep more"
+            )
         if self.measured_error <= SURPRISE * self.predicted_error:
             return notes
         times = self.measured_error / self.predicted_error if self.predicted_error else float("inf")

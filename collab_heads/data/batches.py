@@ -6,7 +6,6 @@ So a resumed run sees the same steps as one that was not interrupted, and any nu
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -174,14 +173,3 @@ def shifted(model: PreTrainedModel, labels: Tensor) -> Tensor:
     first, pad = model.config.decoder_start_token_id, model.config.pad_token_id  # as M2M100 does in its forward
     inputs = torch.cat([torch.full_like(labels[:, :1], first), labels[:, :-1]], dim=1)
     return inputs.masked_fill(inputs == IGNORED, pad)
-
-
-def generate(model: PreTrainedModel, batch: Mapping[str, Tensor], **settings: Any) -> Tensor:
-    """Return the token ids that a model generates without sampling, [B, T].
-
-    Args:
-        model: one with a method `generate`, which its type does not show.
-        batch: `input_ids` and `attention_mask`, on the model's device.
-        **settings: of `generate`, such as `num_beams` and `max_length`.
-    """
-    return cast(Any, model).generate(**batch, do_sample=False, **settings)

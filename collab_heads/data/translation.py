@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.base.progress import progress_bar
-from collab_heads.data.batches import IGNORED, check_room, generate, longest_first, tokenize
+from collab_heads.data.batches import IGNORED, check_room, longest_first, tokenize
 from collab_heads.data.parallel import Corpus
 from collab_heads.data.tokenizing import digest_of_tokens, tokenized_by, tokenized_in
-from collab_heads.running.batches import evaluating
+from collab_heads.running.translations import translations
 
 
 @dataclass(frozen=True)
@@ -156,13 +156,10 @@ def translate(
     """
     batches = longest_first([len(ids) for ids in examples["input_ids"]], size)
     share = batches[accelerator.process_index :: accelerator.num_processes]
-    numbered: list[tuple[int, str]] = []
-    with evaluating(model):
-        for indices in progress_bar(share, desc="translating", disable=not accelerator.is_main_process):
-            batch = collate([{"input_ids": examples[i]["input_ids"]} for i in indices])
-            batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
-            tokens = generate(model, batch, **settings)
-            numbered += zip(indices, tokenizer.batch_decode(tokens, skip_special_tokens=True), strict=True)
+    shown = progress_bar(share, desc="translating", disable=not accelerator.is_main_process)
+    batched = (collate([{"input_ids": examples[i]["input_ids"]} for i in indices]) for indices in shown)
+    found = translations(model, tokenizer, batched, **settings)
+    numbered = [pair for indices, texts in zip(share, found, strict=True) for pair in zip(indices, texts, strict=True)]
     if accelerator.num_processes > 1:
         numbered = gather_object(numbered)
     return [text for _, text in sorted(numbered)]

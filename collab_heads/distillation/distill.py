@@ -125,7 +125,7 @@ def distill(
         CalibrationError: if there are no batches, one holds no tokens, or the models cannot take one; the message has
             its number.
         NonFiniteError: if an output of a model, or a weight of its attention, contains NaN or inf; the weight is named.
-        SwapError: if a changed site shares a projection with another site.
+        ModelStateError: if a changed site shares a projection with another site.
         OutputError: if a checkpoint cannot be written, is damaged, or is of another run.
         MissingPackageError: if Accelerate is not installed.
     """

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.contract.adapter import AttentionAdapter
-from collab_heads.errors import NonFiniteError, SwapError
+from collab_heads.errors import ModelStateError, NonFiniteError
 from collab_heads.heads.report import AlphaReport, MixedSite
 from collab_heads.layers.alphas import HeadAlphas
 from collab_heads.layers.output import alphas_of
@@ -53,24 +53,24 @@ def swap_to_alpha(
     Raises:
         UnsupportedModelError: if there is no adapter for the model, or it is wrapped.
         ArgumentError: on a role or path that the model does not have.
-        SwapError: if a site has alphas already, a single head, or an output projection that is not a plain Linear.
+        ModelStateError: if a site has alphas already, one head, or an output projection that is not a plain Linear.
 
     Source: Azov and Landau 2020 (MHR-NLP-Transformers).
     """
     with opened(model, adapter, "alpha", changes=True) as layers:
         available = [site.site for site in layers.with_heads]
         if not available:
-            raise SwapError("no site of the model has heads left to mix: load the original checkpoint again")
+            raise ModelStateError("no site of the model has heads left to mix: load the original checkpoint again")
         named = {site.path for site in select_sites(available, sites)}
         chosen = [site for site in layers.with_heads if site.path in named]
         check_outputs(layers, chosen)
         for site in chosen:
             if alphas_of(site.output) is not None:
-                raise SwapError(
+                raise ModelStateError(
                     f"{site.path} has alphas already: fold_heads them first, or leave the site out with sites="
                 )
             if site.num_heads < 2:
-                raise SwapError(
+                raise ModelStateError(
                     f"{site.path} has a single head, nothing to mix it with: leave the site out with sites="
                 )
         states = {site.path: replace(site.state, alphas=True) for site in chosen}
@@ -87,27 +87,13 @@ def mixed_sites(model: PreTrainedModel, adapter: AttentionAdapter) -> list[tuple
     return [(site, alphas) for site, alphas in found if alphas is not None]
 
 
-@checking_arguments
-def alpha_report(model: PreTrainedModel) -> AlphaReport:
-    """Return norms and distances of the alphas as they are now; empty for a model without alphas.
-
-    Args:
-        model: a supported transformers model.
-
-    Raises:
-        NonFiniteError: if an alpha contains NaN or inf; the site is named.
-    """
-    with opened(model) as layers:
-        return report_alphas(layers)
-
-
 @torch.no_grad()
 def report_alphas(layers: OpenLayers) -> AlphaReport:
-    """Return the report of `alpha_report` for an opened model."""
+    """Return norms and distances of the alphas as they are now; NonFiniteError names the site with NaN or inf."""
     sites = []
     for site in layers.attention:
         alphas = alphas_of(site.output)
-        if alphas is None:
+        if alphas is None or alphas.alpha.is_meta:
             continue
         alpha = alphas.alpha.float().cpu()
         if not torch.isfinite(alpha).all():

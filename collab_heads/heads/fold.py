@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.contract.adapter import AttentionAdapter
-from collab_heads.errors import SwapError
+from collab_heads.errors import ModelStateError
 from collab_heads.heads.fold_layout import (
     fold_counts,
     fold_neurons,
@@ -73,8 +73,8 @@ def fold_heads(model: PreTrainedModel) -> FoldReport:
 
     Raises:
         UnsupportedModelError: if there is no adapter for the model, or it is wrapped.
-        SwapError: if a site is collaborative in a way that has no stock form, its weights are quantised, or there is
-            nothing to fold.
+        ModelStateError: if a site is collaborative in a way that has no stock form, its weights are quantised, or there
+            is nothing to fold.
     """
     with opened(model, changes=True, of="layers") as layers:
         return folded(layers)
@@ -87,7 +87,7 @@ def folded(layers: OpenLayers) -> FoldReport:
     changed = {path: state for path, state in config.sites.items() if path in sites}
     narrower = [block for block in blocks if block.path in config.feed_forwards]
     if not changed and not narrower:
-        raise SwapError("the model has no gates, alphas, removed heads or neurons: there is nothing to fold")
+        raise ModelStateError("the model has no gates, alphas, removed heads or neurons: there is nothing to fold")
     held = [path for path, state in changed.items() if is_held(adapter, state)]
     narrow = None
     if any(state.query_key is not None for path, state in changed.items() if path not in held):

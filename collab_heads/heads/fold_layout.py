@@ -23,7 +23,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from collab_heads.contract.adapter import AttentionAdapter
-from collab_heads.errors import SwapError
+from collab_heads.errors import ModelStateError
 from collab_heads.layers.layout import widths
 from collab_heads.model.open_layers import OpenFeedForward, OpenSite, counted_together
 from collab_heads.model.record_sync import is_alike
@@ -142,7 +142,7 @@ def stock_width(adapter: AttentionAdapter, sites: Sequence[OpenSite], states: Ma
         states: path -> the recorded states of the changed ones.
 
     Raises:
-        SwapError: if no stock model has such heads; the message says why.
+        ModelStateError: if no stock model has such heads; the message says why.
     """
     kinds = {path: state.query_key.kind for path, state in states.items() if state.query_key is not None}
     advice = (
@@ -150,24 +150,26 @@ def stock_width(adapter: AttentionAdapter, sites: Sequence[OpenSite], states: Ma
         "plans what a stock config can say"
     )
     if shared := [path for path, kind in kinds.items() if kind != adapter.exact_kind]:
-        raise SwapError(f"{', '.join(shared)}: heads that share their queries and keys have no stock form; {advice}")
+        raise ModelStateError(
+            f"{', '.join(shared)}: heads that share their queries and keys have no stock form; {advice}"
+        )
     if adapter.head_width is None:
-        raise SwapError(
+        raise ModelStateError(
             f"{', '.join(kinds)}: heads of another width have no stock form, since no config of such a model says how "
             f"wide they are; {advice}"
         )
     if turned := [site.path for site in sites if getattr(site.query_key, "pairs", None) is not None]:
-        raise SwapError(
+        raise ModelStateError(
             f"{', '.join(turned)}: the narrower heads keep frequency pairs of their own, while a stock model turns all "
             f"heads by those that follow from its config ({adapter.head_width[0]}); {advice}"
         )
     if removed := [path for path, state in states.items() if state.kept is not None]:
-        raise SwapError(f"{removed[0]} has fewer heads, and narrow ones elsewhere have no such form; {advice}")
+        raise ModelStateError(f"{removed[0]} has fewer heads, and narrow ones elsewhere have no such form; {advice}")
     widths = {site.path: (site.query_key_width // site.num_heads, site.value_width) for site in sites}
     found = {width for both in widths.values() for width in both}
     if len(found) > 1:
         each = ", ".join(f"{path} {query_key} and {value}" for path, (query_key, value) in widths.items())
-        raise SwapError(
+        raise ModelStateError(
             f"heads of several widths have no stock form, since its config has one ({adapter.head_width[0]}) for all; "
             f"those of queries and keys, and of values: {each}; {advice}"
         )

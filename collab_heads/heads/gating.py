@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.contract.adapter import AttentionAdapter
-from collab_heads.errors import ArgumentError, ConfigError, SwapError
+from collab_heads.errors import ArgumentError, ConfigError, ModelStateError
 from collab_heads.heads.report import GatedSite, GateReport
 from collab_heads.heads.selection import alive_choice
 from collab_heads.layers.gates import INIT_LOG_ALPHA, HeadGates
@@ -64,7 +64,7 @@ def swap_to_gated(
     Raises:
         UnsupportedModelError: if there is no adapter for the model, or it is wrapped.
         ArgumentError: on an invalid role, path, configuration or number.
-        SwapError: if a site has gates already, or its output projection is not a plain Linear.
+        ModelStateError: if a site has gates already, or its output projection is not a plain Linear.
 
     Source: Voita et al. 2019, arXiv:1905.09418, section 5.1.
     """
@@ -74,14 +74,14 @@ def swap_to_gated(
     with opened(model, adapter, "gated", changes=True) as layers:
         available = [site.site for site in layers.with_heads]
         if not available:
-            raise SwapError("no site of the model has heads left to gate: load the original checkpoint again")
+            raise ModelStateError("no site of the model has heads left to gate: load the original checkpoint again")
         alive = {} if alive_heads is None else alive_choice(available, alive_heads)
         named = {site.path for site in select_sites(available, sites)} if alive_heads is None else alive
         chosen = [site for site in layers.with_heads if site.path in named]
         check_outputs(layers, chosen)
         for site in chosen:
             if gates_of(site.output) is not None:
-                raise SwapError(f"{site.path} has gates already: prune_heads or fold_heads them first")
+                raise ModelStateError(f"{site.path} has gates already: prune_heads or fold_heads them first")
         states = {site.path: replace(site.state, gates=state) for site in chosen}
         # Nothing has changed up to here; nothing can fail from here on.
         for site in chosen:
@@ -137,22 +137,13 @@ def gates_in(layers: OpenLayers) -> list[tuple[OpenSite, HeadGates]]:
     return [(site, gates) for site, gates in found if gates is not None]
 
 
-@checking_arguments
-def gate_report(model: PreTrainedModel) -> GateReport:
-    """Return which heads are open now, by the rule of evaluation; empty for a model without gates.
-
-    Args:
-        model: a supported transformers model.
-    """
-    with opened(model) as layers:
-        return report_gates(layers)
-
-
 @torch.no_grad()
 def report_gates(layers: OpenLayers) -> GateReport:
-    """Return the report of `gate_report` for an opened model."""
+    """Return which heads are open now, by the rule of evaluation; sites whose gates have no weights are left out."""
     sites = []
     for site, gates in gates_in(layers):
+        if any(each.is_meta for each in gates.state_dict().values()):
+            continue
         sites.append(
             GatedSite(
                 path=site.path,

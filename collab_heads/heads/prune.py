@@ -6,7 +6,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.progress import one_bar
-from collab_heads.errors import ArgumentError, SwapError
+from collab_heads.errors import ArgumentError, ModelStateError
 from collab_heads.fitting.head_regression import regressions
 from collab_heads.heads.criteria import HeadCriterion, chosen_heads, criterion_of, importance
 from collab_heads.heads.gating import gates_in
@@ -72,7 +72,8 @@ def prune_heads(
         UnsupportedModelError: if there is no adapter for the model, or it is wrapped.
         ArgumentError: on a role, path or head that does not exist, an impossible `keep`, an unknown criterion, a
             criterion without the batches that it needs, or both `heads` and `keep`.
-        SwapError: if nothing names the heads to remove and there are no gates, or a module cannot be changed safely.
+        ModelStateError: if nothing names the heads to remove and there are no gates, or a module cannot be changed
+            safely.
         CalibrationError: if there are no batches in `batches`, or the model cannot take them.
         NonFiniteError: if the output of a head on them contains NaN or inf.
     """
@@ -152,7 +153,7 @@ def closed_heads(layers: OpenLayers) -> dict[str, list[int]]:
         is_open = gates.is_open().tolist()
         closed[site.path] = [head for head, is_kept in zip(site.head_numbers, is_open, strict=True) if not is_kept]
     if not closed:
-        raise SwapError(
+        raise ModelStateError(
             "the model has no gates: say how many heads stay (keep=), name the heads to remove (heads=), or call "
             "swap_to_gated and train first"
         )

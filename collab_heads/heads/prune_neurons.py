@@ -126,7 +126,7 @@ def prune_neurons(
         UnsupportedModelError: if there is no adapter for the model, it does not say where feed-forward blocks are, or
             the model is wrapped.
         ArgumentError: on a role or path that does not exist, or an impossible number.
-        SwapError: if a block is quantised, shared with another module, or of an unknown class.
+        ModelStateError: if a block is quantised, shared with another module, or of an unknown class.
         CalibrationError: if there are no batches, or the model cannot take them.
         NonFiniteError: if weights, or what neurons put out, contain NaN or inf.
     """

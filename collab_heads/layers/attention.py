@@ -25,7 +25,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from collab_heads.errors import SwapError
+from collab_heads.errors import ModelStateError
 from collab_heads.layers.query_key import split_heads
 from collab_heads.layers.removed import NoHeads
 
@@ -39,7 +39,7 @@ def takes_cache(forward: Callable) -> Callable:
     Before transformers 5.24 it is passed as `past_key_values`, and `cache` is a paged cache.
 
     Raises:
-        SwapError: by the module, on a paged cache (continuous batching), whose layout comes from the stock config.
+        ModelStateError: by the module, on a paged cache (continuous batching), with the layout of the stock config.
     """
 
     @functools.wraps(forward)
@@ -47,7 +47,7 @@ def takes_cache(forward: Callable) -> Callable:
         if past_key_values is not None:
             kwargs["cache"] = past_key_values
         if not isinstance(kwargs.get("cache"), Cache | None):
-            raise SwapError(
+            raise ModelStateError(
                 "continuous batching (a paged cache) does not know the layout of changed attention; use generate()"
             )
         return forward(self, *args, **kwargs)
@@ -140,10 +140,10 @@ def attend(
         The concatenated heads [B, T, H * d_v] and, if the backend returns them, the weights [B, H, T, S].
 
     Raises:
-        SwapError: if the module's `forward` has left a cache among its other arguments.
+        ModelStateError: if the module's `forward` has left a cache among its other arguments.
     """
     if kwargs.get("cache") is not None:
-        raise SwapError(f"{type(module).__name__}.forward takes no cache: decorate it with takes_cache")
+        raise ModelStateError(f"{type(module).__name__}.forward takes no cache: decorate it with takes_cache")
     query_key, implementation = module.query_key, module.config._attn_implementation
     if isinstance(query_key, NoHeads):
         shape = *hidden_states.shape[:-1], key.shape[-2]  # (B, T, S)

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.contract.adapter import AttentionAdapter, Capability
 from collab_heads.contract.registry import get_adapter
-from collab_heads.errors import SwapError, UnsupportedModelError
+from collab_heads.errors import ModelStateError, UnsupportedModelError
 from collab_heads.model.open_layers import OpenLayers, OpenLayerSite, modules_of
 from collab_heads.model.refusals import (
     HOOK,
@@ -49,7 +49,7 @@ def opened(
     Raises:
         UnsupportedModelError, ArgumentError: as in `get_adapter`, or because the model is wrapped.
         NonFiniteError: if a weight contains NaN or inf.
-        SwapError: if weights are offloaded, or a module has a hook of accelerate that does more than place weights.
+        ModelStateError: if weights are offloaded, or a hook of accelerate does more than place weights.
     """
     if changes:
         check_wrapper(model)
@@ -72,9 +72,9 @@ def roots(layers: OpenLayers, of: Literal["attention", "layers", "model"]) -> li
 
 
 def check_here(model: nn.Module, modules: Sequence[nn.Module]) -> None:
-    """Raise SwapError if weights of modules are offloaded."""
+    """Raise ModelStateError if weights of modules are offloaded."""
     if any(parameter.is_meta for module in modules for parameter in module.parameters()) and placing(model):
-        raise SwapError(f"weights of this {type(model).__name__} are offloaded (device_map): {LOAD_WHOLE}")
+        raise ModelStateError(f"weights of this {type(model).__name__} are offloaded (device_map): {LOAD_WHOLE}")
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def without_hooks(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Take accelerate's hooks off modules and their submodules during the context.
 
     Raises:
-        SwapError: if one of them is not of a `device_map`.
+        ModelStateError: if one of them is not of a `device_map`.
     """
     hooks = {part: vars(part)[HOOK] for part in parts_of(modules) if HOOK in vars(part)}
     for part, hook in hooks.items():
@@ -112,7 +112,7 @@ def parts_of(modules: Sequence[nn.Module]) -> list[nn.Module]:
 def check_hook(module: nn.Module, hook: Any) -> None:
     strange = [type(each).__name__ for each in each_hook(hook) if not hasattr(each, "weights_map")]
     if strange:
-        raise SwapError(
+        raise ModelStateError(
             f"a {type(module).__name__} has a hook of accelerate that is not of a device_map, {strange[0]}: take it "
             "off (accelerate.hooks.remove_hook_from_module), change the model, and put it on again"
         )

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_choice, is_list
 from collab_heads.contract.registry import get_adapter
-from collab_heads.errors import ArgumentError, SwapError
+from collab_heads.errors import ArgumentError, ModelStateError
 from collab_heads.layers.fused import whole_of
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.model.open_layers import OpenLayers, OpenSite
@@ -41,7 +41,7 @@ def peft_targets(
 
     Raises:
         ArgumentError: on an unknown part, or if there is nothing to adapt.
-        SwapError: if an output projection holds gates or alphas, which LoRA would bypass.
+        ModelStateError: if an output projection holds gates or alphas, which LoRA would bypass.
         UnsupportedModelError: if there is no adapter for the model.
     """
     named: list[str] = list(parts) if is_list(parts) else [parts]  # type: ignore[list-item]
@@ -67,7 +67,7 @@ def module_of(site: OpenSite, part: str) -> nn.Module:
     """Return the Linear or Conv1D that makes a part of a site, alone or together with other parts."""
     if part == "output":
         if isinstance(site.output, HeadOutputProjection):
-            raise SwapError(
+            raise ModelStateError(
                 f"the output projection of {site.path} holds gates or alphas, which LoRA would pass by: prune_heads "
                 "or fold_heads first, or leave the part out"
             )

@@ -14,7 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import PreTrainedModel
 
 from collab_heads.base.wrappers import MERGE_FIRST, check_model, has_adapters
-from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, UnsupportedModelError
+from collab_heads.errors import ArgumentError, ModelStateError, NonFiniteError, UnsupportedModelError
 from collab_heads.layers.fused import FusedPart, identity, whole_of
 from collab_heads.layers.layout import PLAIN, is_quantised
 from collab_heads.layers.output import HeadOutputProjection
@@ -43,16 +43,16 @@ def check_not_inference(model: nn.Module) -> None:
 
 
 def check_swappable(layers: OpenLayers, sites: Sequence[OpenSite]) -> None:
-    """Raise SwapError unless every site is a stock attention module whose class and projections can be replaced."""
+    """Raise ModelStateError unless every site is a stock module whose class and projections can be replaced."""
     check_unshared(layers, sites, ("query", "key"), inside=False)
     for site in sites:
         if site.is_swapped:
-            raise SwapError(
+            raise ModelStateError(
                 f"{site.path} is collaborative already: load the original checkpoint again to choose another width, "
                 "or leave the site out with sites="
             )
         if site.adapter.stock_class(site.module) is None:
-            raise SwapError(
+            raise ModelStateError(
                 f"{site.path} is a {type(site.module).__name__}, not one of the stock classes that "
                 f"{type(site.adapter).__name__} replaces ({', '.join(c.__name__ for c in site.adapter.replacements)})"
             )
@@ -62,7 +62,7 @@ def check_swappable(layers: OpenLayers, sites: Sequence[OpenSite]) -> None:
 
 
 def check_values(layers: OpenLayers, sites: Sequence[OpenSite]) -> None:
-    """Raise SwapError unless the values of every site, and the columns that read them, can be replaced."""
+    """Raise ModelStateError unless the values of every site, and the columns that read them, can be replaced."""
     check_outputs(layers, sites)
     check_unshared(layers, sites, ("value", "output"))
     for site in sites:
@@ -71,7 +71,7 @@ def check_values(layers: OpenLayers, sites: Sequence[OpenSite]) -> None:
 
 
 def check_outputs(layers: OpenLayers, sites: Sequence[OpenSite]) -> None:
-    """Raise SwapError unless the output projection of every site is unshared, and a plain Linear or one of ours."""
+    """Raise ModelStateError unless the output projection of every site is unshared, and plain or one of ours."""
     check_unshared(layers, sites, ("output",))
     for site in sites:
         check_forward(site.site, site.output)
@@ -82,13 +82,13 @@ def check_outputs(layers: OpenLayers, sites: Sequence[OpenSite]) -> None:
 
 
 def check_prunable(layers: OpenLayers, sites: Sequence[OpenSite]) -> None:
-    """Raise SwapError unless every projection of the sites is a plain Linear, and every class a known one."""
+    """Raise ModelStateError unless every projection of the sites is a plain Linear, and every class a known one."""
     check_outputs(layers, sites)
     check_unshared(layers, sites, ("query", "key", "value", "output"))
     for site in sites:
         check_forward(site.site, site.module)
         if site.adapter.stock_class(site.module) is None:
-            raise SwapError(
+            raise ModelStateError(
                 f"{site.path} is a {type(site.module).__name__}, not a class that {type(site.adapter).__name__} knows"
             )
         for projection in (*(() if site.is_swapped else site.projections), site.value):
@@ -96,7 +96,7 @@ def check_prunable(layers: OpenLayers, sites: Sequence[OpenSite]) -> None:
 
 
 def check_unshared(layers: OpenLayers, sites: Sequence[OpenSite], names: Sequence[str], *, inside: bool = True) -> None:
-    """Raise SwapError if a projection of the sites, or its weight, is also another one, which would change with it.
+    """Raise ModelStateError if a projection of the sites, or its weight, is another one, too, which would change.
 
     Args:
         layers: the layers of the model.
@@ -115,7 +115,7 @@ def check_unshared(layers: OpenLayers, sites: Sequence[OpenSite], names: Sequenc
         (path, name), *others = sorted(places, key=lambda place: place[0] not in changing)
         for other, other_name in others:
             if path in changing and (inside or other != path):
-                raise SwapError(
+                raise ModelStateError(
                     f"the {name} projection of {path} is the {other_name} projection of {other}, too: changing one "
                     "would change both; give one a copy of its own (copy.deepcopy) first"
                 )
@@ -132,7 +132,7 @@ def named_projections(site: OpenSite, names: Sequence[str]) -> dict[str, nn.Modu
 
 
 def check_feed_forwards(model: PreTrainedModel, blocks: Sequence[OpenFeedForward]) -> None:
-    """Raise SwapError unless every block is one that its family computes, with projections that can be replaced.
+    """Raise ModelStateError unless every block is one that its family computes, with projections that can be replaced.
 
     A layer of a class of its own may use the neurons otherwise, and a projection that stands elsewhere, too, would
     change there.
@@ -146,7 +146,7 @@ def check_feed_forwards(model: PreTrainedModel, blocks: Sequence[OpenFeedForward
         family = {cls.__module__ for cls in block.adapter.replacements}
         for module in holders_of(block):
             if type(module).__module__ not in family:
-                raise SwapError(
+                raise ModelStateError(
                     f"{block.path} holds a {type(module).__name__}, which is not a part of a feed-forward block of the "
                     'family: leave it out with sites=, or all blocks with parts=("heads", "query_key", "values")'
                 )
@@ -156,7 +156,7 @@ def check_feed_forwards(model: PreTrainedModel, blocks: Sequence[OpenFeedForward
             check_forward(block.site, module)
             check_projection(block.site, module)
             if places[module] > 1 or any(len(owners[id(each)]) > 1 for each in module.parameters()):
-                raise SwapError(
+                raise ModelStateError(
                     f"{block.path}: a projection of this feed-forward block stands in another place, too, which would "
                     "change with it; give one a copy of its own (copy.deepcopy) first"
                 )
@@ -169,19 +169,19 @@ def holders_of(block: OpenFeedForward) -> list[nn.Module]:
 
 
 def check_forward(site: Site, module: nn.Module) -> None:
-    """Raise SwapError if a module's forward is overridden on the instance: it would hide a change of class."""
+    """Raise ModelStateError if a module's forward is overridden on the instance: it would hide a change of class."""
     if "forward" in vars(module):
-        raise SwapError(
+        raise ModelStateError(
             f"{site.path} has a forward of its own, set on the instance, which would hide the new class: take it off "
             "(del module.forward), also where accelerate's remove_hook_from_module left it behind"
         )
 
 
 def check_projection(site: Site, projection: nn.Module | FusedPart) -> None:
-    """Raise SwapError unless a projection is a plain Linear or Conv1D with real weights, or a part of one."""
+    """Raise ModelStateError unless a projection is a plain Linear or Conv1D with real weights, or a part of one."""
     whole = whole_of(projection)
     if type(whole) not in PLAIN or "weight" not in whole._parameters:
-        raise SwapError(
+        raise ModelStateError(
             f"{site.path}: a projection is a {type(whole).__module__}.{type(whole).__name__}, not a plain "
             "nn.Linear (quantised, or with adapters): swap before quantising, or merge the adapters first"
         )
@@ -189,13 +189,15 @@ def check_projection(site: Site, projection: nn.Module | FusedPart) -> None:
 
 
 def check_weight(site: Site, projection: nn.Module) -> None:
-    """Raise SwapError unless a projection has real, floating point weights."""
+    """Raise ModelStateError unless a projection has real, floating point weights."""
     weight = cast(Tensor, projection.weight)
     if weight.is_meta:
-        raise SwapError(f"{site.path}: its weights are on the meta device: load the checkpoint before swapping")
+        raise ModelStateError(f"{site.path}: its weights are on the meta device: load the checkpoint before swapping")
     if is_quantised(weight):
         kind = type(weight).__name__ if weight.is_floating_point() else weight.dtype
-        raise SwapError(f"{site.path}: its weights are {kind}, not floating point: change the model, then quantise it")
+        raise ModelStateError(
+            f"{site.path}: its weights are {kind}, not floating point: change the model, then quantise it"
+        )
 
 
 NOT_FINITE = "contains NaN or inf: take a checkpoint from before, or load the model again"

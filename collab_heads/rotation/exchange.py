@@ -14,7 +14,7 @@ from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import did_you_mean, is_index
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.registry import get_adapter
-from collab_heads.errors import ArgumentError, ShapeError, SwapError, UnsupportedModelError
+from collab_heads.errors import ArgumentError, ModelStateError, ShapeError, UnsupportedModelError
 from collab_heads.layers.fused import part_of, whole_of
 from collab_heads.layers.gates import HeadGates
 from collab_heads.layers.layout import is_dtensor, is_transposed, widths
@@ -140,7 +140,7 @@ def rotate_heads(
             at the same place in their groups, and on pairs that name the same key heads; on an optimizer that is
             sharded or not this model's.
         ShapeError: if the heads of a pair have different widths, or different numbers of heads share their key heads.
-        SwapError: if a site is collaborative, has gates and alphas, or projections that are sharded or not plain
+        ModelStateError: if a site is collaborative, has gates and alphas, or projections that are sharded or not plain
             Linears; if only one place of a pair has gates, biases or moments, or theirs are of another kind.
 
     Source: Azov and Landau 2020 (MHR-NLP-Transformers), "parameter swapping".
@@ -235,13 +235,13 @@ def head_rows(site: OpenSite, index: int, optimizer: torch.optim.Optimizer | Non
     Where heads share its key head, these are the rows of all of them, and of the key head.
     """
     if site.is_swapped:
-        raise SwapError(
+        raise ModelStateError(
             f"{site.path} is collaborative: its query/key projection is one for all heads; rotate heads before "
             "swap_to_collaborative (and before heads are removed that share key heads), or leave the site out"
         )
     gates = gates_of(site.output)
     if gates is not None and alphas_of(site.output) is not None:
-        raise SwapError(
+        raise ModelStateError(
             f"{site.path} has gates and alphas: gates would leave and alphas stay; rotate with one of the two, or "
             "fold_heads first"
         )
@@ -283,32 +283,32 @@ def rows_by_head(tensors: HeadTensors, count: int, chosen: Sequence[int]) -> Hea
 
 
 def check_whole(what: str, parameter: Tensor, projection: nn.Module) -> None:
-    """Raise SwapError if this process does not hold a whole parameter of a projection: [out, in] or [out]."""
+    """Raise ModelStateError if this process does not hold a whole parameter of a projection: [out, in] or [out]."""
     sharded = is_dtensor(parameter) or hasattr(parameter, "ds_id")
     dim_in, dim_out = widths(projection)
     matrix = (dim_in, dim_out) if is_transposed(projection) else (dim_out, dim_in)
     if sharded or tuple(parameter.shape) not in (matrix, (dim_out,)):
-        raise SwapError(
+        raise ModelStateError(
             f"{what} is sharded (a {type(parameter).__name__} of shape {tuple(parameter.shape)}): no process has all "
             "of its rows; train with DDP, or rotate heads before FSDP, tensor parallelism or DeepSpeed ZeRO-3"
         )
 
 
 def check_gates(pair: tuple[Slot, Slot], gates: Sequence[HeadGates | None]) -> None:
-    """Raise SwapError if the heads of a pair have gates of different kinds."""
+    """Raise ModelStateError if the heads of a pair have gates of different kinds."""
     first, second = gates
     if first is not None and second is not None and first.state != second.state:
-        raise SwapError(
+        raise ModelStateError(
             f"{pair[0]} and {pair[1]} have gates of different kinds, {first.state} and {second.state}: gate both "
             "sites in one call of swap_to_gated"
         )
 
 
 def check_same_tensors(pair: tuple[Slot, Slot], first: HeadTensors, second: HeadTensors) -> None:
-    """Raise SwapError or ShapeError unless two heads have tensors of the same names, shapes and dtypes."""
+    """Raise ModelStateError or ShapeError unless two heads have tensors of the same names, shapes and dtypes."""
     for one, other, slot in ((first, second, pair[0]), (second, first, pair[1])):
         if lone := [name for name in one if name not in other]:
-            raise SwapError(
+            raise ModelStateError(
                 f"{pair[0]} and {pair[1]} cannot change places: only {slot} has {', '.join(lone)}; gate both sites or "
                 "none, and train both or none"
             )
@@ -319,7 +319,7 @@ def check_same_tensors(pair: tuple[Slot, Slot], first: HeadTensors, second: Head
                 f"{tuple(second[name].shape)}; pair heads of one width"
             )
         if rows.dtype != second[name].dtype:
-            raise SwapError(
+            raise ModelStateError(
                 f"{pair[0]} and {pair[1]} cannot change places: their {name} are {rows.dtype} and "
                 f"{second[name].dtype}, and an exchange would round; cast the model to one dtype"
             )

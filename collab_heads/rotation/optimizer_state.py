@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from collab_heads.errors import ArgumentError, SwapError
+from collab_heads.errors import ArgumentError, ModelStateError
 
 # Optimizers that keep a part, or flat copies, of the parameters. By name, so that no optional package is imported.
 _SHARDED = {
@@ -73,7 +73,7 @@ def elementwise_state(optimizer: torch.optim.Optimizer | None, parameter: Tensor
     states = {}
     for name, value in ({} if optimizer is None else optimizer.state.get(parameter, {})).items():
         if isinstance(value, list | tuple | dict) and any(isinstance(v, Tensor) for v in values_of(value)):
-            raise SwapError(
+            raise ModelStateError(
                 f"the optimizer's {name} of {what} is a {type(value).__name__} of tensors, in which the rows of a head "
                 "cannot be found; train with AdamW or SGD, or rotate without the optimizer"
             )
@@ -83,7 +83,7 @@ def elementwise_state(optimizer: torch.optim.Optimizer | None, parameter: Tensor
         if value.shape == parameter.shape and not kind:
             states[name] = value
         elif value.numel() > 1:
-            raise SwapError(
+            raise ModelStateError(
                 f"the optimizer's {name} of {what} is {kind}of shape {tuple(value.shape)}, the parameter's is "
                 f"{tuple(parameter.shape)}: factored or quantised moments cannot follow a head; train with AdamW or "
                 "SGD, or rotate without the optimizer"

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 PORTION = 384  # positions, padding included
-ROWS_WITHOUT_MASK = 16  # rows per portion of a batch without a mask, which does not say how long its rows are
+ROWS_WITHOUT_TOKENS = 16  # rows per portion of images and audio, which have no positions here
 # A mask -> the inputs whose second dimension has the same positions.
 SIDES = {
     "attention_mask": ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds"),
     "encoder_attention_mask": ("encoder_attention_mask", "encoder_hidden_states"),
     "decoder_attention_mask": ("decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds"),
 }
+TOKENS = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
 IGNORED = -100  # a label that does not count
 
 
@@ -43,9 +44,17 @@ def portions(batch: Mapping, is_encoder_decoder: bool, size: int = PORTION) -> I
     lengths = torch.zeros(counts.pop(), dtype=torch.long)
     for _, used in sides(batch, is_encoder_decoder):
         lengths += ends(used)
-    for rows in cut(lengths if lengths.any() else lengths + max(size // ROWS_WITHOUT_MASK, 1), size):
+    if not lengths.any():
+        lengths += length_of_rows(tensors) or max(size // ROWS_WITHOUT_TOKENS, 1)
+    for rows in cut(lengths, size):
         portion = {**batch, **{name: tensor[rows.to(tensor.device)] for name, tensor in tensors.items()}}
         yield without_padding(portion, is_encoder_decoder)
+
+
+def length_of_rows(tensors: Mapping[str, Tensor]) -> int:
+    """Return the number of positions of the rows of a batch without masks; 0 if it holds no tokens."""
+    held = (tensors[name] for name in TOKENS if name in tensors)
+    return sum(tensor.shape[1] for tensor in held if tensor.ndim > 1)
 
 
 def without_padding(batch: Mapping, is_encoder_decoder: bool) -> dict:

@@ -1,12 +1,13 @@
-"""Translate batches without decoder inputs with the original model, to have text for the decoder to read."""
+"""Translate: what a model writes as text, or as text for a decoder to read where batches have none."""
 
 import copy
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.base.progress import progress_bar
 from collab_heads.errors import CalibrationError
@@ -23,6 +24,27 @@ from collab_heads.running.batches import (
 )
 
 LENGTH, MORE = 2, 8  # a translation has at most LENGTH tokens per source token, plus MORE
+
+
+def generate(model: PreTrainedModel, batch: Mapping, **settings: Any) -> Any:
+    """Return what a model generates from a batch, with settings of its method `generate`."""
+    return cast(Any, model).generate(**moved(batch, input_device(model)), **settings)  # a mixin, to type checkers
+
+
+def translations(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batches: Iterable[Mapping], **settings: Any
+) -> list[list[str]]:
+    """Return the translations of the texts of each batch, without sampling, in evaluation mode.
+
+    Args:
+        model: translates; every module's mode is restored.
+        tokenizer: of the target.
+        batches: `input_ids` and `attention_mask`.
+        **settings: of `generate`, such as `num_beams` and `max_length`.
+    """
+    with evaluating(model):
+        written = (generate(model, batch, do_sample=False, **settings) for batch in batches)
+        return [tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in written]
 
 
 def needs_translation(model: PreTrainedModel, batch: Batch) -> bool:
@@ -70,8 +92,7 @@ def translate(original: PreTrainedModel, batch: Batch, num_beams: int = 1) -> Ba
     config.return_dict_in_generate = True  # without, Whisper leaves out what its decoder reads first
     if getattr(config, "return_timestamps", False):
         setattr(config, "return_timestamps", False)  # noqa: B010 (Whisper has it)
-    generate = cast(Any, original).generate  # a mixin, to type checkers
-    tokens = generate(**moved(batch, input_device(original)), generation_config=config)["sequences"].cpu()
+    tokens = generate(original, batch, generation_config=config)["sequences"].cpu()
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     ended = torch.zeros_like(tokens, dtype=torch.bool)
     for end in ends:

@@ -21,9 +21,9 @@ from collab_heads.files.atomic import write_file
 from collab_heads.files.reading import own_file, read_text
 from collab_heads.model.record_sync import sync_record
 from collab_heads.saving.marks import is_changed, marked, names_our_code
-from collab_heads.saving.sentence_encoder import CLASSES, encoder_class, encoder_source, same_source
+from collab_heads.saving.source_files import CLASSES, encoder_class, encoder_source, same_source
 from collab_heads.sites.record import FIELD, CollabConfig, configs_in, trimmed_vocabulary
-from collab_heads.sites.state import FeedForwardState, SiteState
+from collab_heads.sites.state import SiteState
 
 LIBRARY, ENCODERS, TAG = "transformers", "sentence-transformers", "collab-heads"
 # part of a site's state -> tag of a model that has it
@@ -51,7 +51,10 @@ def changes(config: PretrainedConfig, name: str, encoder: str | None) -> str:
     states = changed_states(config)
     key_heads = getattr(config.get_text_config(), "num_key_value_heads", None)
     rows = [row(path, state, key_heads) for path, state in states.sites.items()]
-    of_blocks = [block_row(path, state) for path, state in states.feed_forwards.items()]
+    of_blocks = [
+        [f"`{path}`", state.role, f"{state.neurons} ({state.num_neurons})"]
+        for path, state in states.feed_forwards.items()
+    ]
     tables = [table(HEADER, rows) if rows else "", table(BLOCK_HEADER, of_blocks) if of_blocks else ""]
     return "\n".join(
         [
@@ -59,7 +62,7 @@ def changes(config: PretrainedConfig, name: str, encoder: str | None) -> str:
             "",
             "This model needs the package `collab_heads`; without it, it does not load.",
             "",
-            *(loading_encoder(config, name, encoder) if encoder else loading(config, name)),
+            *loading(config, name, encoder),
             "",
             "What each changed part is now, and in brackets what it was:",
             "",
@@ -69,40 +72,33 @@ def changes(config: PretrainedConfig, name: str, encoder: str | None) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
-    return "\n".join(map(markdown_row, [header, ["---"] * len(header), *rows]))
-
-
-def loading(config: PretrainedConfig, name: str) -> list[str]:
-    """Return the lines of code that load a model."""
-    model = next((name for name in config.architectures or () if hasattr(transformers, name)), "AutoModel")
-    autos = [auto for auto, ours in our_autos(config).items() if ours.endswith(f".{model}")]
     lines = [
-        "```python",
-        f"# {INSTALL}",
-        "import collab_heads  # from now on transformers loads what it changed",
-        f"from transformers import {model}",
-        "",
-        f"model = {model}.from_pretrained({json.dumps(name, ensure_ascii=False)})",
-        "```",
+        [" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in (header, ["---"] * len(header), *rows)
     ]
-    if autos:
-        lines += ["", f"`{autos[0]}.from_pretrained(..., trust_remote_code=True)` needs no import."]
-    return lines
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def loading_encoder(config: PretrainedConfig, name: str, encoder: str) -> list[str]:
-    """Return the lines of code that load a model by a class of sentence-transformers."""
-    has_code = "AutoModel" in our_autos(config)
+def loading(config: PretrainedConfig, name: str, encoder: str | None) -> list[str]:
+    """Return the lines of code that load a model, by a class of sentence-transformers if `encoder` names one."""
+    autos, model = our_autos(config), encoder
+    if encoder:
+        library, needs_import = "sentence_transformers", "AutoModel" not in autos
+        code = f"{encoder}(%s{'' if needs_import else ', trust_remote_code=True'})"
+        more = "" if needs_import else "After `import collab_heads` it loads without `trust_remote_code=True`."
+    else:
+        model = next((name for name in config.architectures or () if hasattr(transformers, name)), "AutoModel")
+        library, needs_import, code = "transformers", True, f"{model}.from_pretrained(%s)"
+        auto = next((auto for auto, ours in autos.items() if ours.endswith(f".{model}")), None)
+        more = f"`{auto}.from_pretrained(..., trust_remote_code=True)` needs no import." if auto else ""
     return [
         "```python",
-        f"# {INSTALL}, and sentence-transformers",
-        *([] if has_code else ["import collab_heads  # from now on transformers loads what it changed"]),
-        f"from sentence_transformers import {encoder}",
+        f"# {INSTALL}{', and sentence-transformers' if encoder else ''}",
+        *(["import collab_heads  # from now on transformers loads what it changed"] if needs_import else []),
+        f"from {library} import {model}",
         "",
-        f"model = {encoder}({json.dumps(name, ensure_ascii=False)}{', trust_remote_code=True' if has_code else ''})",
+        f"model = {code % json.dumps(name, ensure_ascii=False)}",
         "```",
-        *(["", "After `import collab_heads` it loads without `trust_remote_code=True`."] if has_code else []),
+        *(["", more] if more else []),
     ]
 
 
@@ -138,15 +134,6 @@ def row(path: str, state: SiteState, key_heads: int | None) -> list[str]:
         gates.kind if gates else "",
         "yes" if state.alphas else "",
     ]
-
-
-def block_row(path: str, state: FeedForwardState) -> list[str]:
-    """Return the cells of one feed-forward block."""
-    return [f"`{path}`", state.role, f"{state.neurons} ({state.num_neurons})"]
-
-
-def markdown_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def results(report: object, metrics: Mapping[str, float]) -> str:
@@ -225,7 +212,6 @@ def original_text(config: PretrainedConfig) -> str:
 
 
 def record_digest(config: PretrainedConfig) -> str:
-    """Return a digest of the changes that a config records."""
     record = json.dumps(changed_states(config).to_dict(), sort_keys=True)
     return hashlib.sha256(record.encode()).hexdigest()[:12]
 

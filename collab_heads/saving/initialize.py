@@ -113,7 +113,6 @@ def is_filled(module: nn.Module, *, recurse: bool = True) -> bool:
 
 
 def check_float(module: nn.Module) -> None:
-    """Raise UnsupportedModelError if weights of a site are quantised: beside them no others can be initialised."""
     for name, tensor in module.named_parameters():
         if is_quantised(tensor):
             raise UnsupportedModelError(
@@ -123,7 +122,6 @@ def check_float(module: nn.Module) -> None:
 
 
 def tensors_of(module: nn.Module) -> list[Tensor]:
-    """Return all parameters and buffers of a module."""
     return [*module.parameters(), *module.buffers()]
 
 
@@ -174,5 +172,4 @@ def fill(parameter: Tensor, value: Tensor) -> None:
 
 
 def mark_initialized(module: nn.Module) -> None:
-    """Mark a module so that transformers does not initialise it again."""
     module.__dict__["_is_hf_initialized"] = True

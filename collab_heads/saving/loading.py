@@ -13,13 +13,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import transformers
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, is_offline_mode, try_to_load_from_cache
 from huggingface_hub.constants import HF_HUB_ETAG_TIMEOUT
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from transformers import PretrainedConfig
+from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.utils import CONFIG_NAME
 
-from collab_heads.base.checks import MAX_SIZE, missing_folder
+from collab_heads.base.checks import MAX_SIZE, is_list, missing_folder
 from collab_heads.contract.registry import check_custom_code
 from collab_heads.errors import ArgumentError, CollabHeadsError, LoadError
 from collab_heads.saving.vocabularies import check_words
@@ -106,7 +107,6 @@ def explaining(what: str, source: str | Path, backend: str | None = None) -> Ite
 
 
 def reason_of(error: Exception) -> str:
-    """Return the message of an error, in one line."""
     lines = [line.strip() for line in str(error).split("\n") if line.strip()]
     said = " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else ""
     return said if isinstance(error, OSError | ValueError) and said else f"{type(error).__name__} {said}".strip()
@@ -144,5 +144,13 @@ def refuse_custom_code(source: str | Path) -> None:
 
 
 def backend_options(args: Namespace) -> dict[str, str]:
-    """Return the argument of `from_pretrained` for the attention backend of the flags, if they name one."""
     return {"attn_implementation": args.attn_implementation} if args.attn_implementation else {}
+
+
+def class_of(config: PretrainedConfig) -> Any:
+    """Return the class that a config names; AutoModel if it names none, or one that transformers lacks."""
+    named = config.architectures or ["AutoModel"]
+    if not is_list(named) or not isinstance(named[0], str):
+        raise LoadError(f"{config.name_or_path}: its architectures are {named!r:.80}, must be a list of names")
+    found = getattr(transformers, named[0], AutoModel)
+    return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else AutoModel

@@ -44,7 +44,6 @@ def is_mark(weights: object) -> bool:
 
 
 def is_unfinished(weights: object) -> bool:
-    """Return True if a value is the mark of an unfinished save."""
     return weights == UNFINISHED
 
 
@@ -95,7 +94,6 @@ def is_unfinished_config(config: PretrainedConfig) -> bool:
 
 
 def set_sentence(config: PretrainedConfig, sentence: str) -> None:
-    """Put a sentence into the fields for the name of the weights and for the layers to fuse."""
     setattr(config, WEIGHTS, sentence)
     setattr(config, FUSION, {**(getattr(config, FUSION, None) or {}), sentence: True})
 
@@ -168,7 +166,6 @@ def free_module(folder: Path) -> str | None:
 
 
 def is_free(file: Path) -> bool:
-    """Return True if a path does not exist, or is our code."""
     return is_ours(file) or not (file.exists() or file.is_symlink())
 
 

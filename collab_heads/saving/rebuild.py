@@ -144,7 +144,6 @@ def rebuild_feed_forward(block: OpenFeedForward, state: FeedForwardState) -> Non
 
 
 def check_record_fits(site: OpenSite, state: SiteState) -> None:
-    """Raise ConfigError if the recorded state does not fit the stock module."""
     heads = site.adapter.num_heads(site.module)
     recorded: dict[str, object] = {"heads": state.num_heads}
     actual: dict[str, object] = {"heads": heads}

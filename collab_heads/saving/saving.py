@@ -6,8 +6,6 @@ of an unfinished save, which every `from_pretrained` refuses. The config without
 else is written. An unchanged model is saved in the same way where it replaces a changed one.
 """
 
-import functools
-import inspect
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel, modeling_utils
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, modeling_utils
 from transformers.utils import CONFIG_NAME
 
 from collab_heads.files.atomic import write_file, writing
@@ -27,16 +25,16 @@ from collab_heads.files.locks import PARTIAL
 from collab_heads.model.record_sync import sync_record
 from collab_heads.saving.card import complete
 from collab_heads.saving.marks import free_module, is_changed, marked, unfinished, write_code
-from collab_heads.saving.sentence_encoder import bring_modules
-from collab_heads.saving.ties import HOOKS as LOADING_HOOKS
-from collab_heads.saving.ties import SUFFIX, is_tied, metadata, sort_metadata
-from collab_heads.saving.tokenizer_files import (
+from collab_heads.saving.source_files import (
+    bring_modules,
     bring_tokenizer,
     holds_ours,
+    save_tokenizer,
     stored_digest,
     take_back,
     vocabulary_metadata,
 )
+from collab_heads.saving.ties import SUFFIX, is_tied, metadata, sort_metadata
 from collab_heads.sites.record import trimmed_vocabulary
 
 SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}(\.\w+)")
@@ -100,7 +98,6 @@ def saving(config: PretrainedConfig, folder: Path, divided: bool = False) -> Ite
 
 
 def current(folder: Path) -> Save | None:
-    """Return the save that is in progress into a folder, or None."""
     save = CURRENT.get()
     return save if save is not None and save.folder.absolute() == folder.absolute() else None
 
@@ -116,9 +113,6 @@ def replace(write: Callable[[PretrainedConfig, Path], None], config: PretrainedC
     with writing(file):
         write(config, partial)
         os.replace(partial, file)
-
-
-WRAPPED = "collab_heads"  # attribute of a function that is wrapped already
 
 
 def write_config(stock: Callable, config: PretrainedConfig, json_file_path, *args, **kwargs):
@@ -190,39 +184,10 @@ def upload(stock: Callable, model: PreTrainedModel, working_dir, repo_id: str, *
 
 # (where, name of the function) -> (what it must take, the function that is called instead)
 HOOKS: dict[tuple[Any, str], tuple[str, Callable]] = {
-    **LOADING_HOOKS,
     (modeling_utils, "safe_save_file"): ("metadata", save_weights),
     (PretrainedConfig, "to_json_file"): ("json_file_path", write_config),
     (PretrainedConfig, "save_pretrained"): ("save_directory", save_config),
     (PreTrainedModel, "save_pretrained"): ("save_directory", save_model),
     (PreTrainedModel, "_upload_modified_files"): ("repo_id", upload),
+    (PreTrainedTokenizerBase, "save_pretrained"): ("save_directory", save_tokenizer),
 }
-
-
-def missing_functions() -> list[str]:
-    """Return messages for the functions that this version of transformers lacks or calls with other arguments."""
-    return [
-        f"{where.__name__} has no {name}(..., {argument})"
-        for (where, name), (argument, _) in HOOKS.items()
-        if not callable(found := getattr(where, name, None)) or argument not in inspect.signature(found).parameters
-    ]
-
-
-def install_saving_hooks() -> None:
-    """Wrap the functions in `HOOKS`; functions that are wrapped already are left alone."""
-    for (where, name), (_, instead) in HOOKS.items():
-        stock, is_static = getattr(where, name), isinstance(inspect.getattr_static(where, name), staticmethod)
-        if not hasattr(stock, WRAPPED):
-            wrapper = around(stock, instead)
-            setattr(where, name, staticmethod(wrapper) if is_static else wrapper)
-
-
-def around(stock: Callable, instead: Callable) -> Callable:
-    """Return a function that calls `instead` with the stock function and its arguments."""
-
-    @functools.wraps(stock)
-    def wrapper(*args, **kwargs):
-        return instead(stock, *args, **kwargs)
-
-    setattr(wrapper, WRAPPED, True)
-    return wrapper

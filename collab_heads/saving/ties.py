@@ -83,7 +83,6 @@ def check_tie(config: PretrainedConfig, files: Iterable[str | Path]) -> bool:
 
 
 def is_tied(file: Path) -> bool:
-    """Return True if a file holds the weights of a changed model."""
     return TIE in read_metadata(file)
 
 
@@ -152,7 +151,6 @@ def check_stored(config: PretrainedConfig, folder: Path) -> None:
 
 
 def first_weights(folder: Path) -> list[Path]:
-    """Return the first file of weights in a folder, if there is one."""
     return [file for name in FILES for file in sorted(folder.glob(name))][:1]
 
 
@@ -168,7 +166,6 @@ def check_tokenizer(config: PretrainedConfig, files: Sequence[str | Path]) -> No
 
 
 def check_finished(sentences: Iterable[object], folder: object) -> None:
-    """Raise ConfigError if a config says that its save has not ended."""
     if any(map(is_unfinished, sentences)):
         raise ConfigError(
             f"{folder} holds a model whose save did not end, so that its files may belong to two models: save the "

@@ -10,12 +10,13 @@ import inspect
 import re
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, requires
+from typing import Any
 
 import torch
 import transformers
 from packaging.requirements import Requirement
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, StaticCache
+from transformers import PretrainedConfig, PreTrainedModel, StaticCache
 from transformers.cache_utils import Cache
 
 from collab_heads.contract.registry import known_adapter
@@ -25,8 +26,8 @@ from collab_heads.saving.four_bits import leave_wide_kernel
 from collab_heads.saving.initialize import initialize_changed
 from collab_heads.saving.marks import unmark
 from collab_heads.saving.rebuild import rebuild
-from collab_heads.saving.saving import around, install_saving_hooks, missing_functions
-from collab_heads.saving.tokenizer_files import save_tokenizer
+from collab_heads.saving.saving import HOOKS as SAVING_HOOKS
+from collab_heads.saving.ties import HOOKS as LOADING_HOOKS
 from collab_heads.sites.record import FIELD, CollabConfig
 from collab_heads.sites.site import count_key_heads, kept_groups
 from collab_heads.sites.state import SiteState
@@ -75,58 +76,80 @@ def cached_shapes(state: SiteState, key_heads: int, width: int) -> tuple[tuple[i
     return (heads, query_key.cache_width // heads), (heads, together * value_width // heads)
 
 
-# Wrapped method -> the arguments it is called with, by position; more of them may follow.
-WRAPPED = {"post_init": ("self",), "_initialize_weights": ("self", "module")}
-MARK = "collab_heads"  # attribute of a method that is wrapped already
-# other wrapped methods -> the function that is called instead, with the stock one and its arguments
-MORE: dict[tuple[type, str], Callable] = {
-    (StaticCache, "__init__"): note_states,
-    (Cache, "early_initialization"): make_early,
-    (PreTrainedTokenizerBase, "save_pretrained"): save_tokenizer,
+def build(stock: Callable, model: PreTrainedModel) -> None:
+    """Finish a model that was just built, in the state that its config records."""
+    unmark(model.config)
+    rebuild(model)
+    stock(model)
+
+
+def initialize(stock: Callable, model: PreTrainedModel, module: nn.Module, *args, **kwargs) -> None:
+    """Initialise a module of a model, also one of ours."""
+
+    def as_stock(target: nn.Module) -> None:
+        stock(model, target, *args, **kwargs)
+
+    if getattr(module, "_is_hf_initialized", False) or not initialize_changed(model, module, as_stock):
+        as_stock(module)
+    if hasattr(model.config, FIELD):
+        leave_wide_kernel(module)
+
+
+# method of all models -> the arguments that it must take, more of which may follow, and the function called instead
+OF_MODELS: dict[str, tuple[tuple[str, ...], Callable]] = {
+    "post_init": (("self",), build),
+    "_initialize_weights": (("self", "module"), initialize),
 }
+# (where, name of the function) -> (what it must take, the function that is called instead)
+HOOKS: dict[tuple[Any, str], tuple[str, Callable]] = {
+    **LOADING_HOOKS,
+    **SAVING_HOOKS,
+    (StaticCache, "__init__"): ("config", note_states),
+    (Cache, "early_initialization"): ("num_heads", make_early),
+}
+WRAPPED = "collab_heads"  # attribute of a function that is wrapped already
 
 
 def install_hooks(model_class: type[PreTrainedModel] = PreTrainedModel) -> None:
     """Wrap `post_init` and `_initialize_weights` of the class that all models inherit from, and the other hooks, once.
 
     Raises:
-        UnsupportedVersionError: if this version of transformers has no such methods, or calls them otherwise.
+        UnsupportedVersionError: if this version of transformers has no such functions, or calls them otherwise.
     """
     check_wrapped(model_class)
     if missing := missing_functions():
         raise unsupported("; ".join(missing))
-    install_saving_hooks()
-    for (where, name), instead in MORE.items():
-        if not hasattr(stock := getattr(where, name), MARK):
-            setattr(where, name, around(stock, instead))
-    if hasattr(model_class.post_init, MARK):
+    for (where, name), (_, instead) in HOOKS.items():
+        wrap(where, name, instead)
+    for name, (_, instead) in OF_MODELS.items():
+        wrap(model_class, name, instead)
+
+
+def wrap(where: Any, name: str, instead: Callable) -> None:
+    """Call `instead` with a stock function and its arguments in place of it; one that is wrapped already stays."""
+    stock, is_static = getattr(where, name), isinstance(inspect.getattr_static(where, name), staticmethod)
+    if hasattr(stock, WRAPPED):
         return
-    stock_post_init, stock_initialize = model_class.post_init, model_class._initialize_weights
 
-    @functools.wraps(stock_post_init)
-    def post_init(self):
-        unmark(self.config)
-        rebuild(self)
-        stock_post_init(self)
+    @functools.wraps(stock)
+    def wrapper(*args, **kwargs):
+        return instead(stock, *args, **kwargs)
 
-    @functools.wraps(stock_initialize)
-    def _initialize_weights(self, module: nn.Module, *args, **kwargs):
-        def stock(target: nn.Module) -> None:
-            stock_initialize(self, target, *args, **kwargs)
+    setattr(wrapper, WRAPPED, True)
+    setattr(where, name, staticmethod(wrapper) if is_static else wrapper)
 
-        if getattr(module, "_is_hf_initialized", False) or not initialize_changed(self, module, stock):
-            stock(module)
-        if hasattr(self.config, FIELD):
-            leave_wide_kernel(module)
 
-    for name, wrapper in (("post_init", post_init), ("_initialize_weights", _initialize_weights)):
-        setattr(wrapper, MARK, True)
-        setattr(model_class, name, wrapper)
+def missing_functions() -> list[str]:
+    """Return messages for the functions that this version of transformers lacks or calls with other arguments."""
+    return [
+        f"{where.__name__} has no {name}(..., {argument})"
+        for (where, name), (argument, _) in HOOKS.items()
+        if not callable(found := getattr(where, name, None)) or argument not in inspect.signature(found).parameters
+    ]
 
 
 def check_wrapped(model_class: type) -> None:
-    """Raise UnsupportedVersionError unless a class has the wrapped methods with the expected arguments."""
-    for name, expected in WRAPPED.items():
+    for name, (expected, _) in OF_MODELS.items():
         method = getattr(model_class, name, None)
         if not callable(method):
             raise unsupported(f"{model_class.__name__} has no method {name}")
@@ -137,12 +160,10 @@ def check_wrapped(model_class: type) -> None:
 
 
 def is_single(argument: inspect.Parameter) -> bool:
-    """Return True if an argument is neither `*args` nor `**kwargs`."""
     return argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)
 
 
 def unsupported(reason: str) -> UnsupportedVersionError:
-    """Return the error that says why this version of transformers does not work, and which versions do."""
     return UnsupportedVersionError(
         f"transformers {transformers.__version__} cannot load models that collab_heads has changed: {reason}; "
         f"install {supported_versions()}"
@@ -150,7 +171,6 @@ def unsupported(reason: str) -> UnsupportedVersionError:
 
 
 def supported_versions() -> str:
-    """Return the versions of transformers that the package requires, as pip takes them."""
     try:
         wanted = [Requirement(line) for line in requires("collab-heads") or ()]
     except PackageNotFoundError:  # a checkout that is not installed

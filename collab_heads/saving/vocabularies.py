@@ -40,7 +40,6 @@ def digest(vocabularies: Vocabularies, sizes: Sequence[int] | None = None) -> st
 
 
 def size(vocabulary: Mapping[str, int]) -> int:
-    """Return the number of rows that a vocabulary needs."""
     return 1 + max(vocabulary.values(), default=-1)
 
 
@@ -54,16 +53,20 @@ def is_same(said: object, vocabularies: Vocabularies) -> bool:
 
 
 def tokens_in(said: object, vocabularies: Vocabularies | None = None) -> str:
-    """Return the number of tokens of a digest, or of vocabularies, for messages."""
     match = SAID.fullmatch(str(said))
     sizes = map(int, match[1].split("+")) if match else map(len, vocabularies or ())
     return " and ".join(f"{each:,}" for each in sizes) or "an unknown number of"
 
 
+def is_pair(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return True if a tokenizer is one as Marian's, with a SentencePiece model for each side."""
+    return {"spm_source", "spm_target", "encoder"} <= vars(tokenizer).keys()
+
+
 def vocabularies_of(tokenizer: PreTrainedTokenizerBase) -> Vocabularies:
     """Return the vocabularies of a tokenizer: of Marian's, those in its files."""
     held: Any = tokenizer
-    if {"spm_source", "spm_target", "encoder"} <= vars(tokenizer).keys():
+    if is_pair(tokenizer):
         return (dict(held.encoder), *((dict(held.target_encoder),) if held.separate_vocabs else ()))
     return (tokenizer.get_vocab(),)
 
@@ -95,7 +98,6 @@ def read_vocabularies(folder: Path) -> Vocabularies | None:
 
 
 def added(folder: Path) -> dict[str, int]:
-    """Return the tokens that were added to the vocabulary in a folder."""
     found: dict[str, int] = {}
     if (file := folder / "added_tokens.json").is_file():
         found |= parse_json(read_text(file))
@@ -145,7 +147,7 @@ def check_vocabulary(config: PretrainedConfig, folder: Path, said: object) -> No
         raise ConfigError(
             f"the tokenizer in {folder} ({tokens_in(None, found)} tokens) is not that of the model beside it, whose "
             f"vocabulary was trimmed to {tokens_in(trimmed)} tokens: it would read words as others. Save the tokenizer "
-            "of the report of trim_vocabulary there. If you trained the model with this tokenizer after trimming, "
+            "that trim_vocabulary returned there. If you trained the model with this tokenizer after trimming, "
             f"remove {TRIMMED!r} from its config.json"
         )
     logger.warning(

@@ -14,7 +14,7 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from collab_heads.base.numerics import keeping_threads
 from collab_heads.base.progress import progress_bar
-from collab_heads.errors import NonFiniteError, SwapError
+from collab_heads.errors import ModelStateError, NonFiniteError
 from collab_heads.running.batches import naming_batch, output_mask
 from collab_heads.serving.example_inputs import first_row, padded, without_labels
 
@@ -65,20 +65,20 @@ class Differences:
 
         Raises:
             NonFiniteError: if the original puts out NaN or inf.
-            SwapError: if the exported model has no such output, or one of another shape, or NaN or inf in it.
+            ModelStateError: if the exported model has no such output, or one of another shape, or NaN or inf in it.
         """
         check_output(name, expected)
         if not isinstance(found, Tensor):
-            raise SwapError(f"the exported model has no output {name}, which PyTorch has: nothing was written")
+            raise ModelStateError(f"the exported model has no output {name}, which PyTorch has: nothing was written")
         if found.shape != expected.shape:
-            raise SwapError(
+            raise ModelStateError(
                 f"the exported model puts out {name} of shape {tuple(found.shape)} where PyTorch's is "
                 f"{tuple(expected.shape)}: nothing was written"
             )
         a, b = expected.float(), found.float()
         is_finite = a.isfinite()
         if not (b.isfinite() == is_finite).all() or not torch.equal(a[~is_finite], b[~is_finite]):
-            raise SwapError(
+            raise ModelStateError(
                 f"the exported model puts out NaN or inf in {name}, and PyTorch does not: nothing was written. Export "
                 "in float32 (model.float()), or choose another target"
             )
@@ -97,10 +97,10 @@ class Differences:
             scores: of the original at every step, [B, V] each.
 
         Raises:
-            SwapError: if there are fewer or more tokens, or the original could not choose one.
+            ModelStateError: if there are fewer or more tokens, or the original could not choose one.
         """
         if expected.shape != found.shape:
-            raise SwapError(
+            raise ModelStateError(
                 f"the exported model decodes tokens of shape {tuple(found.shape)} where PyTorch's are of shape "
                 f"{tuple(expected.shape)}: nothing was written"
             )
@@ -111,7 +111,7 @@ class Differences:
             own, other = int(expected[row, step]), int(found[row, step])
             ahead = scores[step][row, own] - scores[step][row, other] if other >= 0 else torch.tensor(torch.inf)
             if not ahead.isfinite():
-                raise SwapError(
+                raise ModelStateError(
                     f"the exported model chooses token {other} where PyTorch may not, and chooses {own}: nothing was "
                     "written. Compare what both are told to suppress or to force (model.generation_config)"
                 )
@@ -121,10 +121,10 @@ class Differences:
         """Return the differences as shares, with the seconds of both.
 
         Raises:
-            SwapError: if nothing was compared.
+            ModelStateError: if nothing was compared.
         """
         if not self.values:
-            raise SwapError("no output could be compared with PyTorch's: nothing was written. Pass other batches")
+            raise ModelStateError("no output could be compared with PyTorch's: nothing was written. Pass other batches")
         scale, agreeing = self.scale or 1.0, self.same / self.tokens if self.tokens else None
         return Comparison(self.largest / scale, agreeing, self.margin / scale, before, after)
 

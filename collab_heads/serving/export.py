@@ -15,7 +15,7 @@ from collab_heads.base.numerics import keeping_threads
 from collab_heads.base.option_values import EXPORT_TARGETS, ExportTarget
 from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.base.report import Report
-from collab_heads.errors import ArgumentError, SwapError
+from collab_heads.errors import ArgumentError, ModelStateError
 from collab_heads.files.folders import check_new, write_folder
 from collab_heads.heads.fold import fold_heads
 from collab_heads.model.refusals import check_weights, check_wrapper, unmark_dequantised
@@ -98,7 +98,7 @@ class StockCheckpoint(Target):
         tied, first = getattr(model, "all_tied_weights_keys", None) or {}, dict[int, str]()
         for name, weight in model.named_parameters(remove_duplicate=False):
             if name not in tied and first.setdefault(id(weight), name) != name:
-                raise SwapError(
+                raise ModelStateError(
                     f"{name} is {first[id(weight)]}, too, which a checkpoint of transformers cannot say: give one a "
                     "copy of its own (copy.deepcopy) first"
                 )
@@ -169,7 +169,7 @@ def export(
             can be made.
         MissingPackageError: if a package of the target is not installed, or transformers is too old for graphs.
         OutputError: if the folder is not empty, another process is writing it, or it cannot be written.
-        SwapError: if the config of a stock checkpoint cannot say what the model is, or the outputs differ.
+        ModelStateError: if the config of a stock checkpoint cannot say what the model is, or the outputs differ.
         UnsupportedModelError: if the exporter cannot export the model, or it is wrapped.
     """
     check_choice("target", to, EXPORT_TARGETS)
@@ -210,14 +210,14 @@ def coarsest(model: PreTrainedModel) -> float:
 
 
 def check_difference(found: Comparison, to: str, tolerance: float) -> None:
-    """Raise SwapError if an exported model puts out something else than its original."""
+    """Raise ModelStateError if an exported model puts out something else than its original."""
     if not found.difference <= tolerance:
-        raise SwapError(
+        raise ModelStateError(
             f"the model in {to} differs from PyTorch by {found.difference:.2g} of its largest output, more than "
             f"{tolerance:.2g}: nothing was written. Other batches may be nearer to what the model reads"
         )
     if not found.margin <= 2 * tolerance:  # two scores that move by the tolerance, one up and one down
-        raise SwapError(
+        raise ModelStateError(
             f"the model in {to} chooses a token where PyTorch's own is ahead by {found.margin:.2g} of its largest "
             f"output, more than {2 * tolerance:.2g}: nothing was written. It decodes otherwise than it reads a text: "
             "choose another target"

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.registry import get_adapter
-from collab_heads.errors import SwapError
+from collab_heads.errors import ModelStateError
 from collab_heads.heads.fold_layout import stock_twin
 from collab_heads.layers.fused import FusedPart, whole_of
 from collab_heads.layers.layout import become, set_weight, weight_of, widths
@@ -64,8 +64,8 @@ def as_stock_layers(model: PreTrainedModel, takes: str, head_entries: Sequence[s
         head_entries: the config entries for the number of heads, which are set where all sites get another one.
 
     Raises:
-        SwapError: if heads share queries and keys, or keep frequency pairs of their own; the message names the site and
-            the call that helps.
+        ModelStateError: if heads share queries and keys, or keep frequency pairs of their own; the message names the
+            site and the call that helps.
     """
     adapter = get_adapter(model)
     layers = OpenLayers.of(model, adapter)
@@ -88,17 +88,17 @@ def as_stock_layers(model: PreTrainedModel, takes: str, head_entries: Sequence[s
 
 
 def check_kind(site: OpenSite, takes: str) -> None:
-    """Raise SwapError where the queries and keys of a site have no stock form, however wide."""
+    """Raise ModelStateError where the queries and keys of a site have no stock form, however wide."""
     if not site.num_heads or site.query_key is None:
         return
     kind = site.query_key.state.kind
     if kind not in DIVIDED:
-        raise SwapError(
+        raise ModelStateError(
             f"{site.path} has queries and keys that heads share (kind {kind!r}), while {takes} takes heads with their "
             "own: compress with kind='per_head'"
         )
     if getattr(site.query_key, "pairs", None) is not None:
-        raise SwapError(
+        raise ModelStateError(
             f"{site.path} keeps frequency pairs of its own, while {takes} turns all heads by those that follow from "
             "the config: compress with shape='ctranslate2', or with parts=('heads', 'neurons')"
         )

@@ -212,5 +212,5 @@ def check_shared(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]])
     if any(group.get("shared") for group in groups) and not isinstance(optimizer, HeadAdamW):
         raise ArgumentError(
             f"target_heads needs AdamW, whose second moment the gates share, not {type(optimizer).__name__}: "
-            "TrainingArguments(optim='adamw_torch_fused'), or collab_heads.HeadAdamW where you make it yourself"
+            "TrainingArguments(optim='adamw_torch_fused'), or collab_heads.training.HeadAdamW if you make it yourself"
         )

@@ -15,9 +15,7 @@ from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from collab_heads.errors import DataError
-from collab_heads.files.reading import parse_json, read_text
-from collab_heads.saving.tokenizer_files import source_of
+from collab_heads.saving.source_files import MODULES, SETTINGS, source_of, stored
 
 Ids = Mapping[Any, int]  # old -> new
 
@@ -33,12 +31,10 @@ def every_id(value: Any, ids: Ids) -> Any:
 
 
 def by_name(value: Any, ids: Ids) -> Any:
-    """Renumber the values of a dictionary."""
     return {key: every_id(each, ids) for key, each in value.items()} if isinstance(value, Mapping) else value
 
 
 def second_of_each(value: Any, ids: Ids) -> Any:
-    """Renumber the ids in pairs of a place and an id."""
     return [[place, every_id(each, ids)] for place, each in value]
 
 
@@ -140,7 +136,6 @@ def configs_of(model: PreTrainedModel) -> list[Any]:
     return list(found.values())
 
 
-SETTINGS = "config_sentence_transformers.json"
 FIRST = re.compile(r"(^|_)(prefix|prompt|instruction)(es|s)?$")  # in the name of a field of a config
 NOW = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")  # in a chat template
 DAYS = 48  # of different months, days and years that a template may write
@@ -195,15 +190,11 @@ def own_texts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, word: 
 
 
 def prompts(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
-    """Yield the prompts of the sentence-transformers folder that a model was loaded from."""
     source = source_of(model.config)
     for folder in () if source is None else (source, source.parent):
-        if folder != source and not (folder / "modules.json").is_file():  # older folders have the model in one of them
+        if folder != source and not (folder / MODULES).is_file():  # older folders have the model in one of them
             continue
-        try:
-            said = parse_json(read_text(folder / SETTINGS)).get("prompts")
-        except (DataError, ValueError, AttributeError):  # none, or damaged: whoever loads it is told
-            continue
+        said = stored(folder / SETTINGS, "prompts")
         for name, text in said.items() if isinstance(said, Mapping) else ():
             if isinstance(text, str):
                 yield f"prompt {name!r}", text
@@ -247,7 +238,6 @@ def rendered(tokenizer: PreTrainedTokenizerBase, template: str, roles: Sequence[
 
 
 def days() -> Iterator[datetime.date]:
-    """Yield days of every month, every day of a month and the next years."""
     first = datetime.date.today().year
     for number in range(DAYS):
         yield datetime.date(first + number // 12, 1 + number % 12, 1 + number % 28)

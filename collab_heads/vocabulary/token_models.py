@@ -96,7 +96,6 @@ class Bpe(TokenModel):
         return {each for each in found if each in self.tokens}
 
     def merged(self, left: str, right: str) -> str:
-        """Return what two neighbours become."""
         return left + right.removeprefix(self.inside)
 
     def trimmed(self, ids):
@@ -133,7 +132,6 @@ class Unigram(TokenModel):
 
 
 def kept_ids(tokens: Collection[str], ids: Mapping[str, int]) -> dict[str, int]:
-    """Return token -> new id of the tokens of a model that stay."""
     return {token: ids[token] for token in tokens if token in ids}
 
 

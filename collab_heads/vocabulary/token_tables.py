@@ -1,7 +1,10 @@
 """The rows of a model that belong to tokens: found, counted, and kept for some tokens."""
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MethodType
 from typing import Any, cast
 
 import torch
@@ -10,6 +13,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.errors import ArgumentError, UnsupportedModelError
 from collab_heads.saving.vocabularies import SPARE, size
+from collab_heads.sites.record import own_configs
 from collab_heads.vocabulary.needed_ids import ONE_ID, configs_of, is_id, renumber
 
 COUNTS_POSITIONS = "create_position_ids_from_inputs_embeds"  # a method of embeddings whose positions begin behind it
@@ -88,7 +92,6 @@ def biases_of(model: PreTrainedModel, part: PreTrainedModel, module: nn.Module) 
 
 
 def check_rows(tables: Sequence[TokenTable], vocabularies: Sequence[Mapping[str, int]]) -> None:
-    """Raise ArgumentError if a tokenizer cannot be that of a model."""
     for table in tables:
         rows, needed = table.module.weight.shape[0], size(vocabularies[table.side])
         if rows < needed <= rows + SPARE:
@@ -105,13 +108,8 @@ def check_rows(tables: Sequence[TokenTable], vocabularies: Sequence[Mapping[str,
 
 
 def count_parameters(tables: Sequence[TokenTable]) -> int:
-    """Return the parameters of tables, shared ones once."""
-    weights = {id(weight): weight.numel() for table in tables for weight in tensors_of(table) if is_parameter(weight)}
-    return sum(weights.values())
-
-
-def is_parameter(tensor: Tensor) -> bool:
-    return isinstance(tensor, nn.Parameter)
+    tensors = (tensor for table in tables for tensor in tensors_of(table))
+    return sum({id(each): each.numel() for each in tensors if isinstance(each, nn.Parameter)}.values())
 
 
 def tensors_of(table: TokenTable) -> Iterator[Tensor]:
@@ -119,6 +117,44 @@ def tensors_of(table: TokenTable) -> Iterator[Tensor]:
     yield table.module.weight
     for owner, name in table.biases:
         yield getattr(owner, name)
+
+
+def own_parts(model: PreTrainedModel, tables: Sequence[TokenTable]) -> list[TokenTable]:
+    """Give a model configs and tables of its own, since other models may have the same ones, and return its tables.
+
+    Parameters are not copied. The modules around the tables stay, for whoever holds `model.get_encoder()`.
+    """
+    copies: dict[nn.Module | None, nn.Module] = {table.module: own_copy(table.module) for table in tables}
+    for module in list(model.modules()):
+        for name, child in module._modules.items():
+            module._modules[name] = copies.get(child, child)
+    own_configs(model)
+    generations: dict[int, Any] = {}
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel) and getattr(part, "generation_config", None) is not None:
+            part.generation_config = copy.deepcopy(part.generation_config, generations)
+    return [
+        replace(
+            table,
+            module=cast(Any, copies[table.module]),
+            biases=[(copies.get(owner, owner), name) for owner, name in table.biases],
+        )
+        for table in tables
+    ]
+
+
+def own_copy(module: nn.Module) -> nn.Module:
+    """Return another module with the same parameters, hooks and settings."""
+    made = copy.copy(module)
+    for name, value in list(vars(made).items()):
+        if isinstance(value, dict | set):
+            value = value.copy()
+        elif isinstance(value, MethodType) and value.__self__ is module:  # as accelerate leaves on modules
+            value = MethodType(value.__func__, made)
+        elif isinstance(value, partial) and value.args[:1] == (module,):
+            value = partial(value.func, made, *value.args[1:], **value.keywords)
+        vars(made)[name] = value
+    return made
 
 
 @torch.no_grad()
@@ -138,7 +174,9 @@ def keep_rows(model: PreTrainedModel, tables: Sequence[TokenTable], kept: Sequen
         if id(tensor) not in made:
             rows = torch.tensor(kept[side], device=tensor.device)
             chosen = tensor.detach().index_select(-1 if tensor.shape[0] == 1 else 0, rows).clone()
-            made[id(tensor)] = tensor, nn.Parameter(chosen, tensor.requires_grad) if is_parameter(tensor) else chosen
+            if isinstance(tensor, nn.Parameter):
+                chosen = nn.Parameter(chosen, tensor.requires_grad)
+            made[id(tensor)] = tensor, chosen
         return made[id(tensor)][1]
 
     for table in tables:

@@ -10,32 +10,32 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_count, is_count, is_number
 from collab_heads.base.progress import progress_bar
-from collab_heads.base.report import Report, plain
-from collab_heads.errors import ArgumentError, CalibrationError, SwapError
+from collab_heads.base.report import Report
+from collab_heads.errors import ArgumentError, CalibrationError, ModelStateError
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.saving.vocabularies import check_words, digest, vocabularies_of
 from collab_heads.sites.record import TRIMMED
 from collab_heads.vocabulary.needed_ids import configs_of, ids_of, own_texts, with_first_words
-from collab_heads.vocabulary.other_models import check_other_models, own_ids, own_tables
 from collab_heads.vocabulary.token_tables import (
     check_positions,
     check_rows,
     count_parameters,
     keep_rows,
+    own_parts,
     token_tables,
 )
-from collab_heads.vocabulary.trimmed_tokenizer import Text, TokenizerFiles, batches_of, files_of
+from collab_heads.vocabulary.trimmed_tokenizer import Text, TokenizerFiles, files_of
 
+AT_ONCE = 1000  # texts that are divided together
 CHECKED = 2000  # texts that are divided again by the new tokenizer
 SHOWN = 8  # names in a report
 
 
 @dataclass(frozen=True)
 class VocabularyReport(Report):
-    """The result of `trim_vocabulary`.
+    """What `trim_vocabulary` saved.
 
     Attributes:
-        tokenizer: the new tokenizer: save it beside the model.
         tokens_before, tokens_after: the tokens of the vocabulary; of both, where encoder and decoder have their own.
         parameters_before, parameters_after: the parameters of embeddings and output layer, tied ones once.
         text_tokens: the number of tokens in the texts.
@@ -45,7 +45,6 @@ class VocabularyReport(Report):
         own_tokens: the tokens of these that the given texts do not have; they stay.
     """
 
-    tokenizer: PreTrainedTokenizerBase
     tokens_before: int
     tokens_after: int
     parameters_before: int
@@ -55,10 +54,6 @@ class VocabularyReport(Report):
     model_parameters: int
     own_texts: tuple[str, ...] = ()
     own_tokens: int = 0
-
-    def to_dict(self) -> dict:
-        """Return all numbers, ready for JSON."""
-        return {name: plain(value) for name, value in vars(self).items() if name != "tokenizer"}
 
     def lines(self) -> list[str]:
         whole, saved = self.model_parameters, self.parameters_before - self.parameters_after
@@ -87,7 +82,7 @@ def trim_vocabulary(
     keep: int | float | None = None,
     min_count: int = 1,
     show_progress: bool = True,
-) -> VocabularyReport:
+) -> tuple[PreTrainedTokenizerBase, VocabularyReport]:
     """Keep the tokens that texts use: in the tokenizer, the embeddings, the output layer and the ids of the configs.
 
     The model is changed in place, and the checkpoint is one that plain transformers loads. For texts of kept tokens
@@ -95,16 +90,17 @@ def trim_vocabulary(
     token is built from; so texts get no unknown tokens that they did not have, and other words become shorter
     pieces. What the model reads and no user writes counts as used: its chat template, prefixes in its configs, and
     the prompts of the sentence-transformers folder that it was loaded from. Other models that share its config, its
-    embeddings or their weights keep all tokens. Source: the method of Abdaoui et al. 2020 ("Load What You Need"),
-    with the tokenizer.
+    embeddings or their weights keep all tokens. One that shares a module around these, or has the model as a part
+    (`classifier.bert`), changes with it, and its config does not fit any more: trim the whole, or a copy. Source: the
+    method of Abdaoui et al. 2020 ("Load What You Need"), with the tokenizer.
 
     Examples:
         >>> from transformers import AutoModel, AutoTokenizer
         >>> from collab_heads.demo import model_folder, sentences
         >>> model = AutoModel.from_pretrained(model_folder())
         >>> tokenizer = AutoTokenizer.from_pretrained(model_folder())
-        >>> report = trim_vocabulary(model, tokenizer, sentences(64, seed=0))
-        >>> model.get_input_embeddings().weight.shape[0] == len(report.tokenizer) == report.tokens_after
+        >>> tokenizer, report = trim_vocabulary(model, tokenizer, sentences(64, seed=0))
+        >>> model.get_input_embeddings().weight.shape[0] == len(tokenizer) == report.tokens_after
         True
 
     Args:
@@ -117,13 +113,12 @@ def trim_vocabulary(
         show_progress: show a progress bar, where stderr is a terminal.
 
     Returns:
-        The new tokenizer, and what was saved; `print` it.
+        The new tokenizer, which belongs beside the model, and what was saved; `print` it.
 
     Raises:
         ArgumentError: if the tokenizer is slow, or of another model, or `keep` is less than what must stay.
         CalibrationError: if there are no texts.
-        SwapError: if the new tokenizer would divide a text of kept tokens in another way, or the model is part of
-            another one, or shares a module around its embeddings with one; nothing is changed then.
+        ModelStateError: if the new tokenizer would divide a text of kept tokens in another way; nothing changes then.
         UnsupportedModelError: if the model is wrapped or reads no tokens, or its embeddings are quantised.
     """
     check_wrapper(model)
@@ -132,7 +127,6 @@ def trim_vocabulary(
     check_words(tokenizer)
     files = files_of(tokenizer)
     tables = token_tables(model, len(files.vocabularies))
-    check_other_models(model, tables)
     check_rows(tables, files.vocabularies)
     given = list(texts)
     check_texts(given)
@@ -160,13 +154,11 @@ def trim_vocabulary(
     check_same(files, made, [*given[:CHECKED], *(each.text for each in own), *behind[:CHECKED]], ids)
     whole, before = sum(parameter.numel() for parameter in model.parameters()), count_parameters(tables)
     rows = [table.module.weight.shape[0] for table in tables]
-    tables = own_tables(model, tables)
-    own_ids(model)
+    tables = own_parts(model, tables)
     keep_rows(model, tables, kept)
     said = {"before": rows[0], "after": len(kept[0]), "digest": digest(vocabularies_of(made))}
     setattr(model.config, TRIMMED, said)
-    return VocabularyReport(
-        tokenizer=made,
+    return made, VocabularyReport(
         tokens_before=sum(map(len, files.vocabularies)),
         tokens_after=sum(map(len, kept)),
         parameters_before=before,
@@ -182,14 +174,12 @@ def trim_vocabulary(
 
 
 def check_keep(keep: int | float | None) -> None:
-    """Raise ArgumentError unless `keep` is None, a count or a share."""
     if keep is None or is_count(keep) or (is_number(keep) and not isinstance(keep, int) and 0 < keep <= 1):
         return
     raise ArgumentError(f"keep {keep!r:.40} must be a number of tokens, or a share of them above 0 and at most 1")
 
 
 def check_texts(texts: Sequence[Text]) -> None:
-    """Raise CalibrationError if there are no texts, and ArgumentError for what is none."""
     for number, text in enumerate(texts):
         pair = (text,) if isinstance(text, str) else text
         is_pair = isinstance(pair, list | tuple) and 1 <= len(pair) <= 2
@@ -200,11 +190,11 @@ def check_texts(texts: Sequence[Text]) -> None:
 
 
 def count_tokens(files: TokenizerFiles, texts: Sequence[Text], show_progress: bool) -> list[Counter[int]]:
-    """Return how often the texts use each token, for each vocabulary."""
     counts = [Counter[int]() for _ in files.vocabularies]
     bar = progress_bar(total=len(texts), desc="counting tokens", unit=" texts", disable=not show_progress)
     with bar:
-        for batch in batches_of(texts):
+        for start in range(0, len(texts), AT_ONCE):
+            batch = texts[start : start + AT_ONCE]
             for count, rows in zip(counts, files.encode(batch, files.tokenizer), strict=True):
                 for row in rows:
                     count.update(row)
@@ -258,11 +248,10 @@ def same_padding(files: TokenizerFiles, kept: list[list[int]], padding: int | No
 def check_same(
     files: TokenizerFiles, made: PreTrainedTokenizerBase, texts: Sequence[Text], ids: Sequence[Mapping[int, int]]
 ) -> None:
-    """Raise SwapError if the new tokenizer divides a text of kept tokens in another way."""
     for old, new, mapping in zip(files.encode(texts, files.tokenizer), files.encode(texts, made), ids, strict=True):
         for before, after in zip(old, new, strict=True):
             if all(each in mapping for each in before) and [mapping[each] for each in before] != after:
-                raise SwapError(
+                raise ModelStateError(
                     f"{type(made).__name__} with fewer tokens divides a text of kept tokens in another way: "
                     f"{files.tokenizer.convert_ids_to_tokens([*before])} becomes {made.convert_ids_to_tokens([*after])}"
                 )

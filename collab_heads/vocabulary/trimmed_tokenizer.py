@@ -1,11 +1,10 @@
 """The files of a tokenizer: the vocabularies in them, how texts are divided, and the same with fewer tokens."""
 
 import json
-import shutil
 import tempfile
-import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +14,7 @@ from collab_heads.base.extras import check_extra
 from collab_heads.errors import ArgumentError
 from collab_heads.files.atomic import write_json, writing
 from collab_heads.files.reading import parse_json, read_text
+from collab_heads.saving.vocabularies import is_pair, vocabularies_of
 from collab_heads.vocabulary.token_models import TOKEN_MODELS, Bpe, TokenModel, Unigram
 
 Text = str | Sequence[str]  # a sentence, or a source and its translation
@@ -30,10 +30,8 @@ class TokenizerFiles(ABC):
         vocabularies: token -> id; two where encoder and decoder have their own.
     """
 
-    vocabularies: Sequence[Mapping[str, int]]
-
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
-        self.tokenizer = tokenizer
+        self.tokenizer, self.vocabularies = tokenizer, vocabularies_of(tokenizer)
 
     @abstractmethod
     def always(self, side: int) -> set[str]:
@@ -58,18 +56,24 @@ class TokenizerFiles(ABC):
 
     def trimmed(self, kept: Sequence[Mapping[str, int]]) -> PreTrainedTokenizerBase:
         """Return the tokenizer with fewer tokens, loaded from files as a user would load it."""
-        place = Path(tempfile.mkdtemp(prefix="collab_heads"))
-        try:
+        with tempfile.TemporaryDirectory(prefix="collab_heads", ignore_cleanup_errors=True) as name:
+            place = Path(name)
             with writing(place):
                 self.tokenizer.save_pretrained(place)
                 self.rewrite(place, kept)
+                renumber_added(place / "tokenizer_config.json", kept[0])
             made = type(self.tokenizer).from_pretrained(place, local_files_only=True)
-        except BaseException:
-            shutil.rmtree(place, ignore_errors=True)
-            raise
-        weakref.finalize(made, shutil.rmtree, place, ignore_errors=True)  # sentencepiece reads its files again
         made.name_or_path = self.tokenizer.name_or_path
         return made
+
+
+def renumber_added(settings: Path, ids: Mapping[str, int]) -> None:
+    said = parse_json(read_text(settings))
+    if "added_tokens_decoder" in said:
+        said["added_tokens_decoder"] = {
+            str(ids[each["content"]]): each for each in said["added_tokens_decoder"].values()
+        }
+        write_json(settings, said)
 
 
 class FastFiles(TokenizerFiles):
@@ -86,16 +90,16 @@ class FastFiles(TokenizerFiles):
                 f"tokens to build others from: known are {', '.join(TOKEN_MODELS)}"
             )
         self.model = TOKEN_MODELS[kind](found)
-        self.vocabularies = (tokenizer.get_vocab(),)
 
     def always(self, side):
         added = {each["content"] for each in self.data["added_tokens"]}
-        named = {token for token, _ in ids_in(self.data.get("post_processor"))}
+        named: dict[str, int] = defaultdict(int)
+        with_ids(self.data.get("post_processor"), named)  # asks for the tokens that it names
         unknown = {self.data["model"].get("unk_token")} | set(self.tokenizer.all_special_tokens)
         unknown.add((self.data.get("padding") or {}).get("pad_token"))
         if (place := self.data["model"].get("unk_id")) is not None:
             unknown.add(self.data["model"]["vocab"][place][0])
-        return self.model.always() | added | ((named | unknown) & self.vocabularies[0].keys())
+        return self.model.always() | added | ((named.keys() | unknown) & self.vocabularies[0].keys())
 
     def parts(self, token):
         return self.model.parts(token)
@@ -119,28 +123,9 @@ class FastFiles(TokenizerFiles):
         if data.get("padding"):
             data["padding"]["pad_id"] = ids.get(data["padding"]["pad_token"], data["padding"]["pad_id"])
         write_json(file, data)
-        settings = folder / "tokenizer_config.json"
-        said = parse_json(read_text(settings))
-        if "added_tokens_decoder" in said:
-            said["added_tokens_decoder"] = {
-                str(ids[each["content"]]): each for each in said["added_tokens_decoder"].values()
-            }
-            write_json(settings, said)
-
-
-def ids_in(processor: Any) -> Iterator[tuple[str, int]]:
-    """Yield the tokens with their ids that a post-processor of `tokenizer.json` puts around a text."""
-    for part in (processor or {}).get("processors", [processor] if processor else []):
-        for name in ("sep", "cls"):
-            if name in part:
-                yield tuple(part[name])
-        named = part.get("special_tokens")
-        for each in named.values() if isinstance(named, dict) else ():
-            yield from zip(each["tokens"], each["ids"], strict=True)
 
 
 def with_ids(processor: Any, ids: Mapping[str, int]) -> Any:
-    """Return a post-processor of `tokenizer.json` with other ids."""
     if not processor:
         return processor
     if "processors" in processor:
@@ -162,9 +147,6 @@ class PairFiles(TokenizerFiles):
     def __init__(self, tokenizer):
         super().__init__(tokenizer)
         check_extra("train", "vocabularies of SentencePiece", ["protobuf"])
-        self.vocabularies = (dict(tokenizer.encoder),)
-        if tokenizer.separate_vocabs:
-            self.vocabularies += (dict(tokenizer.target_encoder),)
         self.protos = [proto_of(each.serialized_model_proto()) for each in (tokenizer.spm_source, tokenizer.spm_target)]
         self.models = [token_model(proto) for proto in self.protos]
 
@@ -197,13 +179,6 @@ class PairFiles(TokenizerFiles):
             smaller.pieces.extend(each for each in proto.pieces if each.type != NORMAL or each.piece not in gone)
             smaller.trainer_spec.vocab_size = len(smaller.pieces)
             (folder / name).write_bytes(smaller.SerializeToString())
-        settings = folder / "tokenizer_config.json"
-        said = parse_json(read_text(settings))
-        if "added_tokens_decoder" in said:
-            said["added_tokens_decoder"] = {
-                str(kept[0][each["content"]]): each for each in said["added_tokens_decoder"].values()
-            }
-            write_json(settings, said)
 
 
 NORMAL = 1  # a piece of a SentencePiece model that is not a control, unknown or byte
@@ -211,7 +186,6 @@ BPE = 2  # the type of a SentencePiece model
 
 
 def proto_of(content: bytes) -> Any:
-    """Read a SentencePiece model."""
     from sentencepiece import sentencepiece_model_pb2
 
     return cast(Any, sentencepiece_model_pb2).ModelProto.FromString(content)
@@ -225,7 +199,6 @@ class ScoredBpe(Bpe):
 
 
 def token_model(proto: Any) -> TokenModel:
-    """Return how a SentencePiece model divides words."""
     pieces = {each.piece: each.score for each in proto.pieces if each.type == NORMAL}
     if proto.trainer_spec.model_type == BPE:
         return ScoredBpe({"vocab": pieces, "merges": [], "scores": pieces})
@@ -238,22 +211,10 @@ def files_of(tokenizer: PreTrainedTokenizerBase) -> TokenizerFiles:
     Raises:
         ArgumentError: if it is a slow one without a fast form, or divides words in a way without smaller tokens.
     """
-    if {"spm_source", "spm_target", "encoder"} <= vars(tokenizer).keys():
+    if is_pair(tokenizer):
         return PairFiles(tokenizer)
     if not getattr(tokenizer, "is_fast", False):
         raise ArgumentError(
             f"{type(tokenizer).__name__} is a slow tokenizer: pass one with a tokenizer.json, or Marian's"
         )
     return FastFiles(tokenizer)
-
-
-def batches_of(texts: Iterable[Text], size: int = 1000) -> Iterator[list[Text]]:
-    """Yield lists of texts."""
-    found: list[Text] = []
-    for text in texts:
-        found.append(text)
-        if len(found) == size:
-            yield found
-            found = []
-    if found:
-        yield found

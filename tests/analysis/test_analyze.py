@@ -11,10 +11,11 @@ from model_sizes import HEADS
 from unchanged import assert_unchanged, refused, snapshot
 
 import collab_heads
-from collab_heads import ablation_curve, analyze_heads, leave_one_out, mean_loss
+from collab_heads import analyze_heads
+from collab_heads.analysis import ablation_curve, leave_one_out, mean_loss
 from collab_heads.analysis.report.head_report import side_tables
 from collab_heads.analysis.report.pictures import pictures_in
-from collab_heads.errors import ArgumentError, CalibrationError, SwapError
+from collab_heads.errors import ArgumentError, CalibrationError, ModelStateError
 from collab_heads.heads.comparison import rank_correlation
 from collab_heads.heads.criteria import Gradient
 
@@ -43,18 +44,18 @@ def test_every_part_is_what_its_function_measures(name):
     before = snapshot(model)
     report = analyze_heads(model, batches, exclude=[EOS])
     assert_unchanged(model, before)
-    assert report.statistics == collab_heads.head_statistics(model, batches, exclude=[EOS])
-    assert report.relevance == collab_heads.head_relevance(model, batches, exclude=[EOS])
-    roles = collab_heads.head_roles(model, batches, exclude=[EOS])
+    assert report.statistics == collab_heads.analysis.head_statistics(model, batches, exclude=[EOS])
+    assert report.relevance == collab_heads.analysis.head_relevance(model, batches, exclude=[EOS])
+    roles = collab_heads.analysis.head_roles(model, batches, exclude=[EOS])
     assert report.roles.to_dict() == roles.to_dict()
-    gradient = collab_heads.head_importance(model, batches, criterion=Gradient(normalize=False))
+    gradient = collab_heads.analysis.head_importance(model, batches, criterion=Gradient(normalize=False))
     assert all(torch.equal(report.gradient[path], values.double()) for path, values in gradient.items())
-    joint = collab_heads.head_importance(model, batches, criterion="reconstruction")
+    joint = collab_heads.analysis.head_importance(model, batches, criterion="reconstruction")
     assert all(torch.equal(report.reconstruction[path], values.double()) for path, values in joint.items())
     if name == "bert":
         assert report.contributions is None
     else:
-        assert report.contributions == collab_heads.token_contributions(model, batches, exclude=[EOS])
+        assert report.contributions == collab_heads.analysis.token_contributions(model, batches, exclude=[EOS])
     assert report.ablation is None and report.correlations() == {}
     assert any("heads were not left out" in note for note in report.notes)
     assert any("eager backend; the model itself uses sdpa" in note for note in report.notes)
@@ -170,7 +171,7 @@ def test_without_labels_the_loss_is_left_out_and_that_is_said():
 
 def test_a_model_that_cannot_lose_heads_gets_a_note_unless_the_cost_was_requested(monkeypatch):
     def refuses(*_, criterion, **__):
-        raise SwapError("it is quantised")
+        raise ModelStateError("it is quantised")
 
     model = model_in("bert")
     inputs = {name: value for name, value in labelled("bert", model).items() if name != "labels"}
@@ -178,7 +179,7 @@ def test_a_model_that_cannot_lose_heads_gets_a_note_unless_the_cost_was_requeste
     report = analyze_heads(model, [inputs], exclude=[EOS])
     assert report.reconstruction is None and "What can go" not in str(report)
     assert "the cost of removal was not measured: it is quantised" in report.notes
-    with refused(model, SwapError, "it is quantised"):
+    with refused(model, ModelStateError, "it is quantised"):
         analyze_heads(model, [inputs], exclude=[EOS], parts="reconstruction")
 
 
@@ -210,7 +211,7 @@ def test_what_is_refused():
     paths = [site.path for site in collab_heads.get_adapter(empty).sites_with_heads(empty)]
     numbers = analyze_heads(empty, batches, parts="statistics", exclude=[EOS]).heads
     collab_heads.prune_heads(empty, heads={path: list(numbers[path]) for path in paths})
-    with refused(empty, SwapError, "no heads left"):
+    with refused(empty, ModelStateError, "no heads left"):
         analyze_heads(empty, batches)
 
 
@@ -221,7 +222,7 @@ def test_contributions_after_several_prefixes_and_beside_other_models(tmp_path):
     model.save_pretrained(tmp_path / "step_7")
     more = {"parts": "contributions", "exclude": [EOS], "prefixes": ("own", "reference")}
     report = analyze_heads(model, batches, **more, compare_with=[tmp_path / "step_7"])
-    own = collab_heads.token_contributions(model, batches, prefixes="own", exclude=[EOS])
+    own = collab_heads.analysis.token_contributions(model, batches, prefixes="own", exclude=[EOS])
     assert report.contributions == own and len(report.contribution_example.said) in map(len, own.rows("source"))
     compared = report.compared_contributions
     assert compared.models() == ["step_7", "this model"] and compared.divergence["step_7"] == 0

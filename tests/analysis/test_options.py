@@ -5,11 +5,12 @@ from dataclasses import MISSING, fields
 
 import pytest
 
-from collab_heads import AttentionSite, HeadPenalty, analyze_heads
+from collab_heads import AttentionSite, analyze_heads
 from collab_heads.analysis.options import PARTS, AnalysisOptions, check_parts
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.history import HeadHistory, Moment
 from collab_heads.heads.penalty.parts import PenaltyOptions
+from collab_heads.training import HeadPenalty
 
 
 def options(**given):

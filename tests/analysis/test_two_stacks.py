@@ -6,7 +6,8 @@ from compressing import batches_of
 from heads_by_hand import maps_by_hand
 from model_sizes import HEADS
 
-from collab_heads import HeadStatistics, analyze_heads, get_adapter, head_importance
+from collab_heads import analyze_heads, get_adapter
+from collab_heads.analysis import HeadStatistics, head_importance
 from collab_heads.heads.criteria import Gradient
 from families import FAMILIES
 

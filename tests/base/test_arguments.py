@@ -10,9 +10,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from collab_heads import AttentionAdapter, HeadRotation, compress, register, swap_to_gated
+from collab_heads import AttentionAdapter, compress, register, swap_to_gated
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.errors import LONGEST, ArgumentError, UnsupportedModelError
+from collab_heads.training import HeadRotation
 from families import FAMILIES
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from scripts import run_on_two
 from torch import nn
 
 from collab_heads.base.processes import agreed, copy_from_first
-from collab_heads.errors import OutputError, SwapError
+from collab_heads.errors import ModelStateError, OutputError
 from collab_heads.training.runs import head_changes
 from collab_heads.training.runs import swap as swapping
 
@@ -63,7 +63,7 @@ def test_all_processes_learn_why_the_first_could_not_compute(compute, monkeypatc
     """The others wait for a swap and for scores of heads that it computes for all."""
 
     def refuse(*args, **more):
-        raise SwapError("no")
+        raise ModelStateError("no")
 
     sent = []
     monkeypatch.setattr(swapping, "swap", refuse)
@@ -71,9 +71,9 @@ def test_all_processes_learn_why_the_first_could_not_compute(compute, monkeypatc
     monkeypatch.setattr(accelerate.utils, "broadcast_object_list", sent.append)
     accelerator = Accelerator(cpu=True)
     monkeypatch.setattr(type(accelerator), "num_processes", 2)
-    with pytest.raises(SwapError, match="no"):
+    with pytest.raises(ModelStateError, match="no"):
         compute(accelerator)
-    assert isinstance(sent[0][1], SwapError)
+    assert isinstance(sent[0][1], ModelStateError)
 
 
 def of_two(arguments):

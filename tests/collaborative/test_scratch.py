@@ -21,7 +21,7 @@ from transformers import (
 from unchanged import assert_unchanged, snapshot
 
 from collab_heads import collaborative_config, get_adapter, swap_to_collaborative
-from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
+from collab_heads.errors import ArgumentError, ModelStateError, UnsupportedModelError
 from collab_heads.layers.shared_query_key import MIXING_STD, block_mixing
 from families import FAMILIES
 
@@ -241,7 +241,7 @@ def test_refused_arguments(arguments, fragments):
 
 
 def test_a_changed_config_is_refused():
-    with pytest.raises(SwapError, match="stock config"):
+    with pytest.raises(ModelStateError, match="stock config"):
         collaborative_config(collaborative_config(bert_config(), 16))
 
 

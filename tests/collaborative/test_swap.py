@@ -16,7 +16,7 @@ from unchanged import assert_unchanged, refused, snapshot
 from collab_heads import swap_to_collaborative
 from collab_heads.adapters.bert import BertAdapter
 from collab_heads.adapters.marian import MarianAdapter
-from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, UnsupportedModelError
+from collab_heads.errors import ArgumentError, ModelStateError, NonFiniteError, UnsupportedModelError
 from collab_heads.fitting.fit import SiteFit
 from families import FAMILIES, make
 
@@ -346,7 +346,7 @@ def custom_class(model):
 def test_models_in_a_state_that_does_not_allow_it(kind, spoil, fragments):
     model = bert()
     spoil(model)
-    with refused(model, SwapError, *fragments):
+    with refused(model, ModelStateError, *fragments):
         swap(model, kind, 16)
 
 

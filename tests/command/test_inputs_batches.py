@@ -6,7 +6,7 @@ import commands
 import pytest
 import torch
 
-from collab_heads.command.inputs import batches_of, load, longest, read_data, translations
+from collab_heads.command.inputs import batches_of, load, longest, own_translations, read_data
 from collab_heads.errors import ArgumentError
 
 
@@ -36,7 +36,7 @@ def test_one_file_is_translated(marian, pairs, tmp_path):
     args, model, tokenizer = loaded(marian, "--data", packed, "--max_length", 12)
     texts = read_data(args)
     assert len(texts["source"]) == 7 and "target" not in texts
-    own = translations(args, model, tokenizer, texts["source"])
+    own = own_translations(args, model, tokenizer, texts["source"])
     batches = batches_of(args, model, tokenizer, texts)
     rows = [row[row != -100] for batch in batches for row in batch["labels"]]
     assert sorted(tokenizer.batch_decode(rows, skip_special_tokens=True)) == sorted(own)

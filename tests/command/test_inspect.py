@@ -228,6 +228,8 @@ def asked(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", missing)
     monkeypatch.setattr("collab_heads.saving.loading.is_offline_mode", lambda: False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    huggingface_hub.utils.build_hf_headers()  # the first of a process asks for a list of agents
+    hosts.clear()
     return hosts
 
 

@@ -331,7 +331,7 @@ def test_a_command_advises_commands():
 def test_quiet_is_no_part_of_the_work(monkeypatch):
     seen = []
     monkeypatch.setattr("collab_heads.base.progress.is_watched", lambda: True)
-    monkeypatch.setattr("collab_heads.command.inspect.run_inspect", lambda args: seen.append(is_progress_bar_enabled()))
+    monkeypatch.setattr("collab_heads.command.work.run_inspect", lambda args: seen.append(is_progress_bar_enabled()))
     enable_progress_bar()
     try:
         for flags in ((), ("--quiet",)):

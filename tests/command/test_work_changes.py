@@ -12,7 +12,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BertModel, GPT2Co
 
 import tiny
 from collab_heads import swap_to_alpha, swap_to_collaborative, swap_to_gated
-from collab_heads.errors import ArgumentError, DataError, OutputError, SwapError
+from collab_heads.errors import ArgumentError, DataError, ModelStateError, OutputError
 from collab_heads.sites.record import FIELD
 
 QUICK = ("--refine_steps", "2", "--samples", "16")
@@ -139,7 +139,7 @@ def test_what_is_refused(bert, texts, tmp_path):
         (("prune", bert, "--alive_heads", texts, *out), DataError, "--alive_heads .*a.txt"),
         (("prune", bert, "--sites", "enc-self", *out), ArgumentError, "--sites goes with a total"),
         (("prune", bert, *out), ArgumentError, "no gates that say which heads go"),
-        (("fold", bert, *out), SwapError, "there is nothing to fold"),
+        (("fold", bert, *out), ModelStateError, "there is nothing to fold"),
     ):
         with pytest.raises(error, match=said):
             commands.run(*argv)

@@ -125,6 +125,14 @@ def test_only_the_named_parts_get_smaller(bert, texts, tmp_path):
         assert all(before == after for before, after in (site.sizes[part] for site in report.sites))
 
 
+def test_the_error_on_texts_of_another_kind_is_reported(bert, texts, tmp_path, capsys):
+    others = translation_script.write_lines(tmp_path / "others", [f"w{i} w{i + 1} w9" for i in range(1, 20)])
+    report = run(bert, "--data", texts, "--validation", others, "--output_dir", tmp_path / "out", *QUICK)
+    record = json.loads((tmp_path / "out" / "compression.json").read_text())
+    assert record["validation_error"] == pytest.approx(report.validation_error) and report.validation_error > 0
+    assert "on the examples of validation" in capsys.readouterr().out
+
+
 def test_a_plan_changes_and_writes_nothing_but_itself(bert, texts, tmp_path, monkeypatch, capsys):
     before = files(bert)
     monkeypatch.chdir(tmp_path)
@@ -195,6 +203,8 @@ def refused(tmp_path, bert, texts):
         ([texts, "--output_dir", out, "--of", "size"], ArgumentError, "unknown --of 'size'"),
         ([texts, "--output_dir", out, "--kind", "none"], ArgumentError, "'none'"),
         ([texts, "--output_dir", out, "--parts", "head"], ArgumentError, "unknown --parts 'head'"),
+        ([texts, "--plan", "--validation", texts], ArgumentError, "--validation measures the smaller model"),
+        ([texts, "--output_dir", out, "--validation", "no.txt"], DataError, "no.txt"),
         ([texts, "--plan", "--distill_steps", "5"], ArgumentError, "--plan makes no model that --distill_steps"),
         ([texts, "--output_dir", out, "--sites", "decoder"], ArgumentError, "'decoder'"),
         ([texts, texts, "--output_dir", out], ArgumentError, "takes one: it does not translate"),

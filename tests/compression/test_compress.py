@@ -1,5 +1,6 @@
 """compress: the budget is kept, nothing else changes, what cannot be is refused, and the model loads again."""
 
+import copy
 import dataclasses
 import json
 import math
@@ -18,14 +19,16 @@ from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import compress, plan, prune_heads, swap_to_alpha, swap_to_collaborative, swap_to_gated
 from collab_heads.base.option_values import SITE_PARTS as PARTS
-from collab_heads.compression import latency
+from collab_heads.compression import fitting, latency
+from collab_heads.compression.fitting import RefittedOutput
 from collab_heads.compression.measures import COUNTED
 from collab_heads.compression.parts.shape import UNCHANGED
-from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, SwapError, UnsupportedModelError
+from collab_heads.errors import ArgumentError, CalibrationError, ModelStateError, NonFiniteError, UnsupportedModelError
 from collab_heads.model import apply_state
 from families import FAMILIES
 
 BERT = FAMILIES["bert"]
+compress_module = sys.modules["collab_heads.compression.compress"]  # the package has a function of this name
 QUICK = {"refine_steps": 2}
 
 
@@ -182,7 +185,7 @@ def test_what_is_left_is_compressed_further(name, change):
 def test_gates_and_alphas_are_refused(swap):
     model = BERT.build()
     swap(model)
-    with refused(model, SwapError, first_site(model).path, "prune_heads(model) first", "fold_heads"):
+    with refused(model, ModelStateError, first_site(model).path, "prune_heads(model) first", "fold_heads"):
         compress(model, batches_of(BERT), 0.5)
 
 
@@ -258,7 +261,7 @@ def test_bad_models():
         compress(model, batches_of(BERT), 0.5)
     model = BERT.build()
     prune_heads(model, heads={site.path: [0, 1, 2, 3] for site in layers_of(model).with_heads})
-    with refused(model, SwapError, "no heads left", "parts=heads"):
+    with refused(model, ModelStateError, "no heads left", "parts=heads"):
         compress(model, batches_of(BERT), 0.5, parts=ATTENTION)
     with pytest.raises(UnsupportedModelError, match="PreTrainedModel"):
         compress(torch.nn.Linear(2, 2), batches_of(BERT), 0.5)
@@ -319,6 +322,66 @@ def test_a_budget_of_time_is_kept_by_the_measured_table_and_timed_again(after, n
     assert not all(unchanged) and report.costs["time"].before == len(unchanged)
     assert report.costs["time"].after == pytest.approx(sum(1.0 if same else after for same in unchanged))
     assert ("timed again" in str(report)) == noted
+
+
+@pytest.mark.parametrize("of", ["states", "classes"])
+def test_the_error_on_examples_of_another_kind_is_that_of_the_model(of):
+    """By hand, from the outputs before and after; padding does not count."""
+    model = BERT.build().eval() if of == "classes" else BERT.build().base_model.eval()
+    others = [
+        {"input_ids": torch.randint(5, 60, (6, 9), generator=torch.Generator().manual_seed(seed))} for seed in (1, 2)
+    ]
+    for batch in others:
+        batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+        batch["attention_mask"][0, 4:] = 0
+
+    def rows():
+        with torch.no_grad():
+            found = [model(**batch)[0] for batch in others]
+        if of == "classes":
+            return torch.cat(found).log_softmax(-1)
+        return torch.cat([each[batch["attention_mask"].bool()] for each, batch in zip(found, others, strict=True)])
+
+    before = rows()
+    report = compress(model, batches_of(BERT, 12), 0.4, validation=iter(others), refine_steps=0)
+    after = rows()
+    if of == "classes":
+        expected = (2 * (before.exp() * (before - after)).sum() / len(before)).sqrt()
+    else:
+        expected = ((before - after).square().sum() / (before - before.mean(0)).square().sum()).sqrt()
+    assert report.validation_error == pytest.approx(float(expected), rel=1e-3)
+    assert report.validation_error != report.measured_error
+    assert f"on the examples of validation {report.validation_error:.4f}" in str(report)
+
+
+def test_a_refit_must_help_on_examples_of_another_kind(monkeypatch):
+    """The refit helps on the examples held out, and on the others it is much worse: it is left out."""
+    kept = []
+
+    def worse(measured, fitted, probe=None):
+        is_refitted = any(isinstance(fit, RefittedOutput) for fits in fitted.values() for fit in fits)
+        kept.append(is_refitted)
+        return {False: 0.2, True: 0.1}[is_refitted] if probe in (None, measured.probe) else 0.2 + 0.3 * is_refitted
+
+    monkeypatch.setattr(fitting, "fitted_error", worse)
+    monkeypatch.setattr(compress_module, "fitted_error", worse)
+    model, batches = BERT.build().eval(), batches_of(BERT, 24)
+    for validation, is_refitted in ((None, True), (batches_of(BERT, 2), False)):
+        compress(copy.deepcopy(model), batches, 0.5, validation=validation, refine_steps=0)
+        assert kept[-1] is is_refitted
+
+
+def test_examples_of_another_kind_are_checked_before_the_plan(monkeypatch):
+    monkeypatch.setattr(compress_module, "plan_for", None)
+    model = BERT.build()
+    before = snapshot(model)
+    for wrong, message in (
+        ([], "batches is empty"),
+        ([{"input_ids": torch.full((2, 3), 10**6)}], "cannot take batch 0"),
+    ):
+        with pytest.raises(CalibrationError, match=message):
+            compress(model, batches_of(BERT), 0.5, validation=wrong)
+    assert_unchanged(model, before)
 
 
 def test_the_seconds_of_a_plan_count():

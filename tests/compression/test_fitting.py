@@ -18,6 +18,7 @@ from collab_heads.compression.parts.part import install
 from collab_heads.compression.residual_readers import find_readers
 from collab_heads.layers.layout import weight_of
 from collab_heads.model.apply_state import OutputWeights, undone
+from collab_heads.running.blocks import BlockStarts
 from families import FAMILIES
 
 UNDONE = 1e-2  # of an error: the sums of products are rounded to float32, which is 0.0011 of it on an Intel Xeon
@@ -35,6 +36,10 @@ def shifted(site):
 def measured_of(name, count=MANY):
     """A plan, which nothing below changes."""
     return plan(FAMILIES[name].build().eval(), batches_of(FAMILIES[name], count), refine_steps=0)
+
+
+def starts_of(made, examples):
+    return BlockStarts(made.measured.model, made.measured.sites, examples, fitting.whole)
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
@@ -125,7 +130,7 @@ def test_a_refit_is_a_regression_that_others_validate():
     for number, example in enumerate(examples):
         example["attention_mask"][:, -1 - number % 3 :] = 0
     (reader,) = [each for each in find_readers(model, [second], examples[0])]
-    targets = fitting.targets_of(model, [reader], examples)[reader.output]
+    targets = fitting.targets_of(model, [reader], examples, starts_of(made, examples))[reader.output]
     original = tokens_seen(model, reader, examples)
     with undone(made.measured.layers, made.measured.sites) as tried:
         install(tried, shifted(first))
@@ -227,7 +232,7 @@ def test_later_sites_make_up_for_earlier_ones():
     readers = find_readers(made.measured.model, made.measured.sites, example)
     (reader,) = [reader for reader in readers if reader.site.path == second.path]
     shown, _ = fitting.examples_of(made.measured)
-    targets = fitting.targets_of(made.measured.model, [reader], shown)[reader.output]
+    targets = fitting.targets_of(made.measured.model, [reader], shown, starts_of(made, shown))[reader.output]
     with undone(made.measured.layers, made.measured.sites) as tried:
         install(tried, shifted(first))
         found = fitting.refit(made.measured.model, reader, shown, targets)

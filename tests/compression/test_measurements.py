@@ -56,7 +56,7 @@ def measured(monkeypatch, outputs, refined, steps, sites=6):
         fake,
         {site.path: errors for site in fake},
         SimpleNamespace(of=lambda path: None),
-        SimpleNamespace(error=error),
+        SimpleNamespace(error=error, starts=lambda _: SimpleNamespace(advance=str, at=nullcontext)),
         FitOptions(refine_steps=steps),
     )
     return found, [path for path, _, options in tried if options is not QUICK]

@@ -14,7 +14,8 @@ from opening import layers_of
 from torch.testing import assert_close
 from unchanged import assert_unchanged, refused, snapshot
 
-from collab_heads import DistillReport, distill, prune_heads, swap_to_alpha, swap_to_gated
+from collab_heads import distill, prune_heads, swap_to_alpha, swap_to_gated
+from collab_heads.distillation.checkpoint import DistillReport
 from collab_heads.distillation.optimizer import trained_parameters
 from collab_heads.errors import UnsupportedModelError
 from families import FAMILIES

@@ -46,13 +46,13 @@ def trimmed():
     tokenizer = fast("WordPiece")
     original = bert(tokenizer)
     model = copy.deepcopy(original)
-    report = trim_vocabulary(model, tokenizer, FEW, show_progress=False)
+    made, report = trim_vocabulary(model, tokenizer, FEW, show_progress=False)
     texts = sentences(128, seed=3)
     with torch.no_grad():  # transformers hooks into a model when states are first asked for, and stays there
-        for each, its in ((model, report.tokenizer), (original, tokenizer)):
+        for each, its in ((model, made), (original, tokenizer)):
             each(**read(its, texts[:1])[0], output_hidden_states=True)
     assert report.tokens_after < 0.7 * report.tokens_before
-    return model, original, read(report.tokenizer, texts), read(tokenizer, texts)
+    return model, original, read(made, texts), read(tokenizer, texts)
 
 
 def test_a_trimmed_model_learns_the_words_that_it_lost(trimmed):
@@ -172,9 +172,9 @@ def test_models_that_write_tokens_are_refused():
     gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=1, n_head=4, **special))
     for original, message in ((bert(tokenizer, BertForMaskedLM), "logits for every token"), (gpt2, "writes tokens")):
         model = copy.deepcopy(original)
-        report = trim_vocabulary(model, tokenizer, FEW, show_progress=False)
+        made, _ = trim_vocabulary(model, tokenizer, FEW, show_progress=False)
         with pytest.raises(UnsupportedModelError, match=message):
-            distill(model, original, read(report.tokenizer, texts), original_batches=read(tokenizer, texts))
+            distill(model, original, read(made, texts), original_batches=read(tokenizer, texts))
 
 
 def test_other_differences_are_refused(trimmed):

@@ -16,9 +16,9 @@ from collab_heads.distillation.distill import Distillation
 from collab_heads.errors import (
     ArgumentError,
     CalibrationError,
+    ModelStateError,
     NonFiniteError,
     OutputError,
-    SwapError,
     UnsupportedModelError,
 )
 from families import FAMILIES
@@ -82,7 +82,7 @@ def test_a_weight_that_serves_two_sites(pair, batches):
     model, original = pair
     layers = model.bert.encoder.layer
     layers[1].attention.self.value = layers[0].attention.self.value
-    with refused(model, SwapError, "is the value projection of"):
+    with refused(model, ModelStateError, "is the value projection of"):
         distill(model, original, batches)
 
 

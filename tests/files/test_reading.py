@@ -7,11 +7,11 @@ import tracemalloc
 
 import pytest
 
-from collab_heads import HeadRotation
-from collab_heads.analysis.treebank.conllu import read_conllu
 from collab_heads.data.parallel import read_lines
 from collab_heads.errors import DataError
+from collab_heads.files.conllu import read_conllu
 from collab_heads.files.reading import ALWAYS_UNPACKED, MAX_FIELD, read_bytes, read_text
+from collab_heads.training import HeadRotation
 from collab_heads.training.options.heads import read_alive
 from collab_heads.training.options.parser import read_flags
 

@@ -19,7 +19,8 @@ from known_heads import word_pieces
 from model_runs import swap
 from trimming import bert
 
-from collab_heads import analyze_heads, distill, export, head_statistics
+from collab_heads import analyze_heads, distill, export
+from collab_heads.analysis import head_statistics
 from collab_heads.errors import OutputError
 from collab_heads.files.checkpoint import new_checkpoint
 from collab_heads.files.folders import MANIFEST, damage, recover, retire, write_folder

@@ -12,7 +12,8 @@ from model_sizes import EXACT64, HEADS, KINDS
 from opening import layers_of
 from unchanged import refused
 
-from collab_heads import get_adapter, head_importance, most_important, prune_heads, swap_to_gated
+from collab_heads import get_adapter, prune_heads, swap_to_gated
+from collab_heads.analysis import head_importance, most_important
 from collab_heads.calibration.input_moments import InputMoments
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
 from collab_heads.fitting import head_regression

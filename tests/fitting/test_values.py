@@ -15,7 +15,7 @@ from collab_heads import collaborative_config, prune_heads, swap_to_collaborativ
 from collab_heads.adapters.bert import BertAdapter
 from collab_heads.calibration.calibrate import calibrate
 from collab_heads.calibration.input_moments import InputMoments
-from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, SwapError
+from collab_heads.errors import ArgumentError, CalibrationError, ModelStateError, NonFiniteError
 from collab_heads.fitting import values
 from collab_heads.fitting.values import head_moments, narrow_values
 from collab_heads.layers.values import ValueWeights
@@ -294,7 +294,7 @@ def test_what_cannot_be_narrowed():
     model = FAMILIES["bert"].build()
     first, second = (layer.attention for layer in model.bert.encoder.layer)
     kept, first.self.value = first.self.value, second.self.value
-    with refused(model, SwapError, "the value projection of", "would change both"):
+    with refused(model, ModelStateError, "the value projection of", "would change both"):
         swap_to_collaborative(model, dim_value={LAYER_1: 16})
     first.self.value = kept
     with torch.no_grad():
@@ -305,7 +305,7 @@ def test_what_cannot_be_narrowed():
     with refused(model, CalibrationError, "batches is empty"):
         swap_to_collaborative(model, dim_value={LAYER_0: 16}, batches=[])
     second.output.dense = torch.nn.Sequential(second.output.dense)
-    with refused(model, SwapError, LAYER_1, "not a plain nn.Linear"):
+    with refused(model, ModelStateError, LAYER_1, "not a plain nn.Linear"):
         swap_to_collaborative(model, dim_value=16)
 
 

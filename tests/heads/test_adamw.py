@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from collab_heads import HeadAdamW
+from collab_heads.training import HeadAdamW
 
 FLOAT32 = 1e-6  # the shared moment is float32; errors seen: 1e-7
 

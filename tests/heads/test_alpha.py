@@ -12,9 +12,9 @@ from model_sizes import HEADS
 from opening import alphas_in, record_of
 from unchanged import refused
 
-from collab_heads import alpha_report, fold_heads, gate_report, prune_heads, swap_to_alpha, swap_to_gated
+from collab_heads import fold_heads, inspect, prune_heads, swap_to_alpha, swap_to_gated
 from collab_heads.adapters.bert import BertAdapter
-from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, UnsupportedModelError
+from collab_heads.errors import ArgumentError, ModelStateError, NonFiniteError, UnsupportedModelError
 from collab_heads.layers.output import HeadOutputProjection
 from families import FAMILIES
 
@@ -54,7 +54,7 @@ def test_site_by_site_equals_at_once():
     swap_to_alpha(at_once)
     for role in ("enc-self", "dec-self", "dec-enc"):
         report = swap_to_alpha(one_by_one, sites=role)
-    assert report == alpha_report(at_once)
+    assert report == inspect(at_once).alphas
     assert one_by_one.config.collab_heads == at_once.config.collab_heads
     assert one_by_one.state_dict().keys() == at_once.state_dict().keys()
 
@@ -82,10 +82,10 @@ def test_removal_changes_the_record():
         LAYER_0: True,
         LAYER_1: False,
     }
-    assert [(site.path, site.heads) for site in alpha_report(model).sites] == [(LAYER_0, 2)]
+    assert [(site.path, site.heads) for site in inspect(model).alphas.sites] == [(LAYER_0, 2)]
     assert mixings(model).keys() == {LAYER_0}
     prune_heads(model, heads={LAYER_0: [0, 2]})
-    assert not mixings(model) and not alpha_report(model).sites
+    assert not mixings(model) and not inspect(model).alphas.sites
 
 
 def test_alphas_can_come_back():
@@ -133,7 +133,7 @@ def test_report():
     alphas = mixings(model)
     alphas[LAYER_0].alpha.data.copy_(torch.diag(torch.tensor([1.0, -2.0, 3.0, 1.0])).roll(1, 0))
     alphas[LAYER_1].alpha.data.fill_diagonal_(0.5)
-    report = alpha_report(model)
+    report = inspect(model).alphas
     first, second = report.sites
     assert first.nuclear_norm == pytest.approx(7)  # |1| + |-2| + |3| + |1|: a permutation keeps singular values
     assert first.distance == pytest.approx(math.sqrt(4 + 1 + 4 + 9 + 1))
@@ -158,17 +158,17 @@ def test_reports_change_nothing():
     mix(model)
     torch.manual_seed(0)
     before, state = [p.clone() for p in model.parameters()], torch.get_rng_state()
-    assert all(isinstance(site.nuclear_norm, float) for site in alpha_report(model).sites)
+    assert all(isinstance(site.nuclear_norm, float) for site in inspect(model).alphas.sites)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(map(torch.equal, model.parameters(), before))
 
 
 def test_a_report_without_alphas_is_empty():
     model = bert()
-    assert alpha_report(model).sites == ()
+    assert inspect(model).alphas.sites == ()
     swap_to_gated(model)
-    assert alpha_report(model).sites == ()
-    assert str(alpha_report(model)).splitlines()[-1] == "0 sites mix their heads"
+    assert inspect(model).alphas.sites == ()
+    assert str(inspect(model).alphas).splitlines()[-1] == "0 sites mix their heads"
 
 
 def test_beside_gates():
@@ -176,11 +176,11 @@ def test_beside_gates():
     model = FAMILIES["marian"].build()
     swap_to_gated(model, sites="dec-enc")
     swap_to_alpha(model, sites=("dec-enc", "dec-self"))
-    assert {site.role for site in gate_report(model).sites} == {"dec-enc"}
-    assert [site.role for site in alpha_report(model).sites] == ["dec-self", "dec-enc"] * 2
+    assert {site.role for site in inspect(model).gates.sites} == {"dec-enc"}
+    assert [site.role for site in inspect(model).alphas.sites] == ["dec-self", "dec-enc"] * 2
     swap_to_gated(model, sites="dec-self")
-    assert len(gate_report(model).sites) == len(alpha_report(model).sites) == 4
-    with refused(model, SwapError, "has gates already"):
+    assert len(inspect(model).gates.sites) == len(inspect(model).alphas.sites) == 4
+    with refused(model, ModelStateError, "has gates already"):
         swap_to_gated(model, sites="dec-self")
 
 
@@ -192,7 +192,7 @@ def test_alphas_of_a_collaborative_model_stay_in_its_record():
     assert states[LAYER_0].query_key == states[LAYER_1].query_key
     assert (states[LAYER_0].alphas, states[LAYER_1].alphas) == (True, False)
     assert [site.path for site, _ in alphas_in(model)] == [LAYER_0]
-    with refused(model, SwapError, "heads that share their queries and keys have no stock form"):
+    with refused(model, ModelStateError, "heads that share their queries and keys have no stock form"):
         fold_heads(model)
 
 
@@ -217,16 +217,16 @@ def test_a_second_swap(first):
     model = bert()
     gate(model, empty=False)
     swap_to_alpha(model, **first)
-    with refused(model, SwapError, f"{LAYER_1 if first else LAYER_0} has alphas already: fold_heads", "sites="):
+    with refused(model, ModelStateError, f"{LAYER_1 if first else LAYER_0} has alphas already: fold_heads", "sites="):
         swap_to_alpha(model)
 
 
 def test_a_single_head():
     model = bert()
     prune_heads(model, heads={LAYER_1: [0, 1, 3]})
-    with refused(model, SwapError, f"{LAYER_1} has a single head", "leave the site out with sites="):
+    with refused(model, ModelStateError, f"{LAYER_1} has a single head", "leave the site out with sites="):
         swap_to_alpha(model)
-    with refused(model, SwapError, f"{LAYER_1} has a single head"):
+    with refused(model, ModelStateError, f"{LAYER_1} has a single head"):
         swap_to_alpha(model, sites=LAYER_1)
     assert [site.path for site in swap_to_alpha(model, sites=LAYER_0).sites] == [LAYER_0]
 
@@ -244,7 +244,7 @@ def test_sites_without_heads_are_passed_over():
 def test_nothing_left_to_mix(sites):
     model = bert()
     prune_heads(model, heads={site.path: list(range(HEADS)) for site in adapter_sites(model)})
-    with refused(model, SwapError, "no site of the model has heads left to mix"):
+    with refused(model, ModelStateError, "no site of the model has heads left to mix"):
         swap_to_alpha(model, sites=sites)
 
 
@@ -263,7 +263,7 @@ def test_weights_on_the_meta_device_are_refused(first, second):
     model = bert()
     first(model)
     model.to("meta")
-    with refused(model, SwapError, "meta device"):
+    with refused(model, ModelStateError, "meta device"):
         second(model)
 
 
@@ -272,4 +272,4 @@ def test_the_report_names_the_site_of_broken_alphas():
     swap_to_alpha(model)
     mixings(model)[LAYER_1].alpha.data[0, 1] = float("nan")
     with pytest.raises(NonFiniteError, match=f"{LAYER_1}: its alphas contain NaN"):
-        alpha_report(model)
+        inspect(model)

@@ -11,16 +11,14 @@ from unchanged import assert_unchanged, snapshot
 
 from collab_heads import (
     CollabHeadsError,
-    HeadPenalty,
-    HeadRotation,
-    head_importance,
-    most_important,
     prune_heads,
     rotate_heads,
     swap_to_alpha,
     swap_to_collaborative,
     swap_to_gated,
 )
+from collab_heads.analysis import head_importance, most_important
+from collab_heads.training import HeadPenalty, HeadRotation
 from families import FAMILIES
 
 HUGE = 10**400  # no float holds it

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from collab_heads import get_adapter, head_importance, prune_heads
+from collab_heads import get_adapter, prune_heads
+from collab_heads.analysis import head_importance
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.criteria import Random
 from families import FAMILIES

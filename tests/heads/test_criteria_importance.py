@@ -7,7 +7,8 @@ from model_sizes import EXACT64, HEAD_WIDTH, HEADS
 from opening import gates_in
 from unchanged import assert_unchanged, refused, snapshot
 
-from collab_heads import HeadCriterion, get_adapter, head_importance, most_important, prune_heads, swap_to_gated
+from collab_heads import get_adapter, prune_heads, swap_to_gated
+from collab_heads.analysis import HeadCriterion, head_importance, most_important
 from collab_heads.base.option_values import CRITERION_WORDS
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, UnsupportedModelError
 from collab_heads.heads.criteria import CRITERIA, Gradient

@@ -11,7 +11,7 @@ from torch import nn
 from unchanged import refused
 
 from collab_heads import fold_heads, prune_heads, swap_to_collaborative, swap_to_gated
-from collab_heads.errors import SwapError
+from collab_heads.errors import ModelStateError
 from families import FAMILIES
 
 LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"
@@ -75,7 +75,7 @@ def test_collaborative_models(kind, state):
     else:
         model = changed(FAMILIES["bert"], kind, state)
     reason = {"shared": "share their queries and keys", "per_head": "heads of another width"}[kind]
-    with refused(model, SwapError, LAYER_1, reason + " have no stock form"):
+    with refused(model, ModelStateError, LAYER_1, reason + " have no stock form"):
         fold_heads(model)
 
 
@@ -83,18 +83,18 @@ def test_only_collaborative_sites_are_named():
     model = bert()
     swap_to_gated(model)
     swap_to_collaborative(model, sites=LAYER_0)
-    with refused(model, SwapError, f"{LAYER_0}: heads that share") as caught:
+    with refused(model, ModelStateError, f"{LAYER_0}: heads that share") as caught:
         fold_heads(model)
     assert LAYER_1 not in str(caught.value)
 
 
 def test_nothing_to_fold():
     model = bert()
-    with refused(model, SwapError, "no gates, alphas, removed heads or neurons", "nothing to fold"):
+    with refused(model, ModelStateError, "no gates, alphas, removed heads or neurons", "nothing to fold"):
         fold_heads(model)
     swap_to_gated(model)
     fold_heads(model)
-    with refused(model, SwapError, "nothing to fold"):
+    with refused(model, ModelStateError, "nothing to fold"):
         fold_heads(model)
 
 

@@ -14,7 +14,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from unchanged import refused
 
 from collab_heads import fold_heads, prune_heads, swap_to_collaborative, swap_to_gated
-from collab_heads.errors import SwapError
+from collab_heads.errors import ModelStateError
 from families import FAMILIES
 
 T5S = [pytest.param(name, id=name) for name in ("t5", "t5-encoder")]
@@ -100,7 +100,7 @@ def test_at_full_width_it_is_the_original():
 def test_what_no_stock_model_is_is_refused(change, message):
     model = FAMILIES["t5"].build()
     change(model)
-    with refused(model, SwapError, message, "import collab_heads where it is loaded"):
+    with refused(model, ModelStateError, message, "import collab_heads where it is loaded"):
         fold_heads(model)
 
 
@@ -131,6 +131,6 @@ def test_images(name, tmp_path):
 def test_rotary_heads_that_no_stock_model_has(name, options, message):
     model = FAMILIES[name].build()
     swap_to_collaborative(model, dim_value=0.5, **options)
-    with refused(model, SwapError, "import collab_heads where it is loaded") as caught:
+    with refused(model, ModelStateError, "import collab_heads where it is loaded") as caught:
         fold_heads(model)
     assert re.search(message, str(caught.value))

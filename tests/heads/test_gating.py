@@ -13,11 +13,12 @@ from model_sizes import HEADS
 from opening import gates_in, record_of
 from unchanged import refused
 
-from collab_heads import HeadPenalty, gate_report, prune_heads, swap_to_alpha, swap_to_gated
+from collab_heads import inspect, prune_heads, swap_to_alpha, swap_to_gated
 from collab_heads.adapters.bert import BertAdapter
-from collab_heads.errors import ArgumentError, SwapError
+from collab_heads.errors import ArgumentError, ModelStateError
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.sites.state import GateState
+from collab_heads.training import HeadPenalty
 from families import FAMILIES
 
 LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"
@@ -90,7 +91,7 @@ def test_fixed_gates_are_those_asked_for():
 def test_learned_beside_fixed():
     model = bert()
     swap_to_gated(model, alive_heads={LAYER_0: [1, 1, 1, 0]})
-    with refused(model, SwapError, LAYER_0, "has gates already"):
+    with refused(model, ModelStateError, LAYER_0, "has gates already"):
         swap_to_gated(model)
     swap_to_gated(model, sites=LAYER_1)
     assert [site.path for site, _ in gates_in(model)] == [LAYER_0, LAYER_1]
@@ -102,7 +103,7 @@ def test_a_penalty_asks_for_learned_gates(options):
     model = bert()
     if options is not None:
         swap_to_gated(model, **options)
-    with refused(model, SwapError, "the model has no learned gates: call swap_to_gated first"):
+    with refused(model, ModelStateError, "the model has no learned gates: call swap_to_gated first"):
         HeadPenalty(model, gate_weight=1.0)
 
 
@@ -142,7 +143,7 @@ def test_report():
     projections = output_projections(model)
     set_gates(projections[LAYER_0], (9.0, -9.0, 0.5, -0.5))
     set_gates(projections[LAYER_1], (-9.0, -9.0, -9.0, 0.0))
-    report = gate_report(model)
+    report = inspect(model).gates
     first, second = report.sites
 
     def probability(log_alpha):
@@ -165,7 +166,7 @@ def test_report():
 
 
 def test_a_report_without_gates_is_empty():
-    report = gate_report(bert())
+    report = inspect(bert()).gates
     assert (report.heads, report.open, report.expected_open, report.sites) == (0, 0, 0, ())
 
 
@@ -174,7 +175,7 @@ def test_reports_draw_nothing():
     swap_to_gated(model, init_log_alpha=0.0)
     torch.manual_seed(0)
     state = torch.get_rng_state()
-    gate_report(model)
+    inspect(model)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -221,14 +222,14 @@ def test_sites_without_heads_are_passed_over():
     with refused(model, ArgumentError, LAYER_0, "neither a role nor a path"):
         swap_to_gated(model, sites=LAYER_0)
     swap_to_gated(model, alive_heads={"enc-self": [[1, 0, 1, 1]]})  # one list: for the site that has heads
-    assert gate_report(model).sites[0].open == (0, 2, 3)
+    assert inspect(model).gates.sites[0].open == (0, 2, 3)
 
 
 def test_nothing_left_to_gate():
     model = bert()
     prune_heads(model, heads={site.path: list(range(HEADS)) for site in adapter_sites(model)})
     for options in ({}, {"sites": "encoder"}, {"alive_heads": {"x": [1]}}):
-        with refused(model, SwapError, "no site of the model has heads left"):
+        with refused(model, ModelStateError, "no site of the model has heads left"):
             swap_to_gated(model, **options)
 
 

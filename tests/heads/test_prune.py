@@ -12,16 +12,9 @@ from opening import layers_of, record_of
 from torch.testing import assert_close
 from unchanged import refused
 
-from collab_heads import (
-    fold_heads,
-    gate_report,
-    get_adapter,
-    head_importance,
-    most_important,
-    prune_heads,
-    swap_to_gated,
-)
-from collab_heads.errors import ArgumentError, SwapError
+from collab_heads import fold_heads, get_adapter, inspect, prune_heads, swap_to_gated
+from collab_heads.analysis import head_importance, most_important
+from collab_heads.errors import ArgumentError, ModelStateError
 from families import FAMILIES
 
 LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"
@@ -138,7 +131,7 @@ def test_by_name_leaves_the_gates_of_the_others():
     first, second = output_projections(model).values()
     assert first.gates.log_alpha.tolist() == pytest.approx([0.1, 0.3, 0.4])
     assert not hasattr(second, "gates")
-    assert [site.path for site in gate_report(model).sites] == [LAYER_0]
+    assert [site.path for site in inspect(model).gates.sites] == [LAYER_0]
     states = record_of(model).sites
     assert states[LAYER_0].gates is not None and states[LAYER_1].gates is None
 
@@ -172,10 +165,10 @@ def test_partly_frozen_parameters():
 
 def test_no_gates_and_no_list():
     model = bert()
-    with refused(model, SwapError, "the model has no gates", "name the heads to remove", "swap_to_gated"):
+    with refused(model, ModelStateError, "the model has no gates", "name the heads to remove", "swap_to_gated"):
         prune_heads(model)
     prune_heads(model, heads={LAYER_0: [1]})
-    with refused(model, SwapError, "the model has no gates"):
+    with refused(model, ModelStateError, "the model has no gates"):
         prune_heads(model)
 
 

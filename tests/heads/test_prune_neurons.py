@@ -16,7 +16,7 @@ from transformers.models.bert.modeling_bert import BertIntermediate
 from unchanged import refused
 
 from collab_heads import distill, fold_heads, prune_neurons
-from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, SwapError, UnsupportedModelError
+from collab_heads.errors import ArgumentError, CalibrationError, ModelStateError, NonFiniteError, UnsupportedModelError
 from collab_heads.running.batches import run_batches
 from families import FAMILIES
 
@@ -146,7 +146,7 @@ def test_blocks_that_cannot_be_changed(change, message):
     """They are refused by name; other parts of the model can change."""
     model = BERT.build()
     change(model)
-    with refused(model, SwapError, message, "encoder.layer.0"):
+    with refused(model, ModelStateError, message, "encoder.layer.0"):
         prune_neurons(model, batches_of(BERT), keep=8)
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import AttentionAdapter, fold_heads, prune_heads, swap_to_alpha, swap_to_gated
-from collab_heads.errors import SwapError, UnsupportedModelError
+from collab_heads.errors import ModelStateError, UnsupportedModelError
 from families import FAMILIES
 
 LAYER_1 = "encoder.layer.1.attention.self"
@@ -139,7 +139,9 @@ MESSAGES = {
 def test_modules_that_cannot_be_changed(call, spoil):
     model = CALLS[call]()
     spoil(model)
-    with refused(model, SwapError, LAYER_1, MESSAGES.get(spoil.__name__, "QuantisedLinear, not a plain nn.Linear")):
+    with refused(
+        model, ModelStateError, LAYER_1, MESSAGES.get(spoil.__name__, "QuantisedLinear, not a plain nn.Linear")
+    ):
         call(model)
 
 

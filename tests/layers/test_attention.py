@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import DynamicCache
 from transformers.models.bert.modeling_bert import eager_attention_forward
 
-from collab_heads.errors import SwapError
+from collab_heads.errors import ModelStateError
 from collab_heads.layers.attention import attend, cached_key_value, pad_to_one_width, takes_cache
 from collab_heads.layers.query_key import split_heads
 from collab_heads.layers.query_key_kinds import build_query_key
@@ -157,12 +157,12 @@ def test_a_cache_comes_under_one_name(name):
 
 def test_a_paged_cache_is_refused():
     for given in ({"cache": object()}, {"cache": object(), "past_key_values": None}):
-        with pytest.raises(SwapError, match=r"continuous batching.*use generate\(\)"):
+        with pytest.raises(ModelStateError, match=r"continuous batching.*use generate\(\)"):
             forward(None, 1, **given)
 
 
 def test_a_cache_that_a_forward_leaves_aside_is_refused():
-    with pytest.raises(SwapError, match=r"Linear\.forward takes no cache: decorate it with takes_cache"):
+    with pytest.raises(ModelStateError, match=r"Linear\.forward takes no cache: decorate it with takes_cache"):
         attend(nn.Linear(1, 1), None, None, None, None, eager=None, dropout=0.0, cache=DynamicCache())
 
 

@@ -15,17 +15,11 @@ from torch.testing import assert_close
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import (
-    HeadPenalty,
-    alpha_report,
     analyze_heads,
     compress,
     distill,
     fold_heads,
-    gate_report,
-    head_importance,
-    head_statistics,
-    leave_one_out,
-    mean_loss,
+    inspect,
     plan,
     prune_heads,
     prune_neurons,
@@ -33,13 +27,14 @@ from collab_heads import (
     swap_to_alpha,
     swap_to_collaborative,
     swap_to_gated,
-    token_contributions,
 )
+from collab_heads.analysis import head_importance, head_statistics, leave_one_out, mean_loss, token_contributions
 from collab_heads.collaborative.score_terms import restrict_scores
-from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, UnsupportedModelError
+from collab_heads.errors import ArgumentError, ModelStateError, NonFiniteError, UnsupportedModelError
 from collab_heads.model.open_layers import OpenLayers
 from collab_heads.model.refusals import HOOK
 from collab_heads.sites.record import CollabConfig
+from collab_heads.training import HeadPenalty
 from families import FAMILIES
 
 CPU = torch.device("cpu")
@@ -87,13 +82,13 @@ def batches(labels: bool = False) -> list[dict]:
 
 def gated_then_pruned(model):
     swap_to_gated(model, alive_heads={"enc-self": [[1, 0, 1, 1], [1, 1, 0, 0]]})
-    assert sum(len(site.open) for site in gate_report(model).sites) == 5
+    assert sum(len(site.open) for site in inspect(model).gates.sites) == 5
     prune_heads(model)
 
 
 def mixed_then_narrowed(model):
     swap_to_alpha(model)
-    alpha_report(model)
+    inspect(model)
     swap_to_collaborative(model, dim_value=16, batches=batches())
 
 
@@ -200,8 +195,7 @@ MEASURES = {
     "statistics": lambda model: head_statistics(model, batches()).confidence,
 }
 READING = {
-    "gate_report": gate_report,
-    "alpha_report": alpha_report,
+    "inspect": inspect,
     "neurons": lambda model: prune_neurons(model, batches(), keep=8),
 }
 
@@ -221,7 +215,7 @@ def test_an_offloaded_model_is_refused_and_left_as_it_was(spread, tmp_path):
     wanted, hooks, away = logits(model), hooks_of(model), names_away(model)
     measures = {name: call for name, call in MEASURES.items() if name != "statistics"}
     for name, call in {**CHANGES, **measures, **READING}.items():
-        with pytest.raises(SwapError, match="load the model whole"):
+        with pytest.raises(ModelStateError, match="load the model whole"):
             call(model)
         assert (hooks_of(model), names_away(model)) == (hooks, away), name
     assert_close(logits(model), wanted, atol=0, rtol=0)
@@ -276,7 +270,7 @@ def test_hooks_of_another_kind_are_refused():
         model.bert.encoder.layer[0].attention.self.key, LayerwiseCastingHook(torch.float16, torch.float32, False)
     )
     before = snapshot(model)
-    with pytest.raises(SwapError, match="LayerwiseCastingHook"):
+    with pytest.raises(ModelStateError, match="LayerwiseCastingHook"):
         swap_to_gated(model)
     assert_unchanged(model, before)
 

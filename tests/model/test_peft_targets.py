@@ -9,7 +9,7 @@ from model_sizes import EXACT64
 
 import collab_heads
 from collab_heads import fold_heads, peft_targets, prune_heads, swap_to_gated
-from collab_heads.errors import ArgumentError, SwapError
+from collab_heads.errors import ArgumentError, ModelStateError
 from families import FAMILIES, LAYOUTS
 
 ALL = ("query", "key", "value", "output")
@@ -123,7 +123,7 @@ def test_what_cannot_be_is_refused():
     for change in (swap_to_gated, mix):
         change(model)
         assert peft_targets(model)
-        with pytest.raises(SwapError, match=r"holds gates or alphas.*fold_heads first"):
+        with pytest.raises(ModelStateError, match=r"holds gates or alphas.*fold_heads first"):
             peft_targets(model, "output")
         fold_heads(model)
     prune_heads(model, heads={"enc-self": [[0, 1, 2, 3]] * 2})

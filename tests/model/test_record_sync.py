@@ -21,14 +21,7 @@ from transformers import (
 )
 from transformers.models.bert.modeling_bert import BertPreTrainedModel
 
-from collab_heads import (
-    fold_heads,
-    model_card,
-    prune_heads,
-    swap_to_alpha,
-    swap_to_collaborative,
-    swap_to_gated,
-)
+from collab_heads import fold_heads, model_card, prune_heads, swap_to_alpha, swap_to_collaborative, swap_to_gated
 from collab_heads.errors import UnsupportedModelError
 from collab_heads.model.apply_state import undone
 from collab_heads.sites.record import FIELD, CollabConfig, plain_path

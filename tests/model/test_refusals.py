@@ -7,7 +7,7 @@ from model_runs import sites, swap
 from unchanged import refused
 
 from collab_heads import fold_heads, prune_heads, rotate_heads, swap_to_alpha, swap_to_collaborative, swap_to_gated
-from collab_heads.errors import SwapError
+from collab_heads.errors import ModelStateError
 from families import FAMILIES
 
 FIRST, SECOND = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"
@@ -73,7 +73,7 @@ CASES = [
 def test_shared_projections(call, spoil, places):
     model = FAMILIES["bert"].build()
     spoil(model)
-    with refused(model, SwapError, *places, "would change both", "copy.deepcopy"):
+    with refused(model, ModelStateError, *places, "would change both", "copy.deepcopy"):
         call(model)
 
 
@@ -82,7 +82,7 @@ def test_outputs_that_are_shared_after_gating(call):
     model = FAMILIES["bert"].build()
     gate(model, empty=False)
     share_output(model)
-    with refused(model, SwapError, *BOTH, "output projection"):
+    with refused(model, ModelStateError, *BOTH, "output projection"):
         call(model)
 
 

@@ -10,8 +10,9 @@ from model_runs import output, sites
 from model_sizes import EXACT64, HEAD_WIDTH, HEADS
 from unchanged import assert_unchanged, snapshot
 
-from collab_heads import HeadAdamW, HeadPenalty, prune_heads, rotate_heads, swap_to_alpha, swap_to_gated
+from collab_heads import prune_heads, rotate_heads, swap_to_alpha, swap_to_gated
 from collab_heads.rotation.exchange import Slot
+from collab_heads.training import HeadAdamW, HeadPenalty
 from families import FAMILIES
 
 BERT = "encoder.layer.{}.attention.self"

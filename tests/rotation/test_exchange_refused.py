@@ -11,8 +11,9 @@ from model_sizes import KINDS
 from torch import nn
 from unchanged import refused
 
-from collab_heads import HeadPenalty, prune_heads, rotate_heads, swap_to_alpha, swap_to_gated
-from collab_heads.errors import ArgumentError, ShapeError, SwapError, UnsupportedModelError
+from collab_heads import prune_heads, rotate_heads, swap_to_alpha, swap_to_gated
+from collab_heads.errors import ArgumentError, ModelStateError, ShapeError, UnsupportedModelError
+from collab_heads.training import HeadPenalty
 from families import FAMILIES
 
 BERT = "encoder.layer.{}.attention.self"
@@ -75,7 +76,7 @@ def test_removed_heads():
 def test_collaborative_heads(kind):
     model = build("bert")
     change_queries(model, kind, None)
-    with refused(model, SwapError, BERT.format(0), "collaborative", "one for all heads"):
+    with refused(model, ModelStateError, BERT.format(0), "collaborative", "one for all heads"):
         rotate_heads(model, [GOOD])
 
 
@@ -151,18 +152,18 @@ def emptied_by_deepspeed(model):
 
 SPOILED = {
     wider_heads: (ShapeError, "(8, 32)", "(16, 32)", "one width"),
-    without_bias: (SwapError, "only head 0 of", "value.bias"),
-    in_half: (SwapError, "query.weight", "torch.float64", "torch.bfloat16"),
-    one_gated: (SwapError, "only head 1 of", "gates.log_alpha", "gate both"),
-    fixed_and_learned: (SwapError, "gates of different kinds", "'fixed'", "'learned'"),
-    two_temperatures: (SwapError, "gates of different kinds", "temperature=0.5"),
-    gates_and_alphas: (SwapError, BERT.format(1), "gates and alphas", "fold_heads"),
-    one_drawn: (SwapError, "only head 0 of", "gates.open"),
-    quantised: (SwapError, BERT.format(1), "QuantisedLinear"),
-    on_meta: (SwapError, BERT.format(1), "meta device"),
-    dtensor: (SwapError, BERT.format(1), "key.weight is sharded (a DTensor of shape (32, 32))"),
-    flat: (SwapError, BERT.format(1), "key.weight is sharded", "(100,)", "DDP"),
-    emptied_by_deepspeed: (SwapError, BERT.format(1), "key.weight is sharded", "(0,)", "ZeRO-3"),
+    without_bias: (ModelStateError, "only head 0 of", "value.bias"),
+    in_half: (ModelStateError, "query.weight", "torch.float64", "torch.bfloat16"),
+    one_gated: (ModelStateError, "only head 1 of", "gates.log_alpha", "gate both"),
+    fixed_and_learned: (ModelStateError, "gates of different kinds", "'fixed'", "'learned'"),
+    two_temperatures: (ModelStateError, "gates of different kinds", "temperature=0.5"),
+    gates_and_alphas: (ModelStateError, BERT.format(1), "gates and alphas", "fold_heads"),
+    one_drawn: (ModelStateError, "only head 0 of", "gates.open"),
+    quantised: (ModelStateError, BERT.format(1), "QuantisedLinear"),
+    on_meta: (ModelStateError, BERT.format(1), "meta device"),
+    dtensor: (ModelStateError, BERT.format(1), "key.weight is sharded (a DTensor of shape (32, 32))"),
+    flat: (ModelStateError, BERT.format(1), "key.weight is sharded", "(100,)", "DDP"),
+    emptied_by_deepspeed: (ModelStateError, BERT.format(1), "key.weight is sharded", "(0,)", "ZeRO-3"),
 }
 
 
@@ -279,7 +280,7 @@ def test_moments_that_cannot_follow(spoil):
     optimizer.zero_grad()
     spoil(optimizer, sites(model)[BERT.format(1)].value.weight)
     before = [{name: t.clone() for name, t in state.items()} for state in optimizer.state.values()]
-    with refused(model, SwapError, *STATES[spoil]):
+    with refused(model, ModelStateError, *STATES[spoil]):
         rotate_heads(model, [((BERT.format(0), 2), (BERT.format(0), 3)), GOOD], optimizer)
     assert len(before) == len(optimizer.state)  # looking for moments makes none
     for old, new in zip(before, optimizer.state.values(), strict=True):
@@ -292,5 +293,5 @@ def test_moments_in_a_list_are_refused():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     weight = next(model.base_model.get_submodule(BERT.format(1)).parameters())
     optimizer.state[weight]["preconditioners"] = [torch.eye(4)]
-    with refused(model, SwapError, "preconditioners", "list of tensors", "AdamW or SGD"):
+    with refused(model, ModelStateError, "preconditioners", "list of tensors", "AdamW or SGD"):
         rotate_heads(model, [GOOD], optimizer)

@@ -10,13 +10,14 @@ from model_configs import bert_config
 from model_sizes import HEADS
 from unchanged import assert_unchanged, refused, snapshot
 
-from collab_heads import HeadRotation, get_adapter, prune_heads, rotate_heads, swap_to_gated
+from collab_heads import get_adapter, prune_heads, rotate_heads, swap_to_gated
 from collab_heads.analysis.measures.head_scores import head_scores
 from collab_heads.analysis.measures.results import mean_distance
 from collab_heads.base.option_values import METRIC_WORDS
-from collab_heads.errors import ArgumentError, NonFiniteError, SwapError, UnsupportedModelError
+from collab_heads.errors import ArgumentError, ModelStateError, NonFiniteError, UnsupportedModelError
 from collab_heads.rotation import rules
 from collab_heads.rotation.exchange import Slot
+from collab_heads.training import HeadRotation
 from families import FAMILIES, make
 
 BERT = "encoder.layer.{}.attention.self"
@@ -487,13 +488,13 @@ def test_models_that_cannot_rotate(measured):
     with refused(wrapped, UnsupportedModelError, "pass .module"):
         HeadRotation(policy="hard").check(wrapped)
     swap_to_gated(model, sites=BERT.format(1))
-    with refused(model, SwapError, "gates.log_alpha"):
+    with refused(model, ModelStateError, "gates.log_alpha"):
         HeadRotation(policy="hard").check(model)
     HeadRotation(policy="local").check(model)
     model = bert(2)
     change_queries(model, "shared", None)
     for policy in POLICIES:
-        with refused(model, SwapError, "collaborative"):
+        with refused(model, ModelStateError, "collaborative"):
             HeadRotation(policy=policy).check(model)
 
 

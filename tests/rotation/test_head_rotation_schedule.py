@@ -9,9 +9,10 @@ from model_configs import bert_config
 from model_runs import sites
 from unchanged import assert_unchanged, refused, snapshot
 
-from collab_heads import CollabHeadsError, HeadRotation, prune_heads, rotate_heads, swap_to_collaborative
-from collab_heads.errors import ArgumentError, DataError, SwapError, UnsupportedModelError
+from collab_heads import CollabHeadsError, prune_heads, rotate_heads, swap_to_collaborative
+from collab_heads.errors import ArgumentError, DataError, ModelStateError, UnsupportedModelError
 from collab_heads.rotation.exchange import Slot
+from collab_heads.training import HeadRotation
 from families import FAMILIES, make
 
 CROSS, SELF = "decoder.layers.{}.encoder_attn", "decoder.layers.{}.self_attn"
@@ -232,7 +233,7 @@ def test_other_models():
         rotation.check(bert)
     model = marian()
     swap_to_collaborative(model, sites=CROSS.format(1))
-    with refused(model, SwapError, "epoch 1", CROSS.format(1), "collaborative"):
+    with refused(model, ModelStateError, "epoch 1", CROSS.format(1), "collaborative"):
         rotation.check(model)
     pruned = marian()
     prune_heads(pruned, heads={CROSS.format(1): [0]})

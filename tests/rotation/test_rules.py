@@ -7,11 +7,11 @@ import pytest
 from model_configs import bert_config
 from unchanged import refused
 
-from collab_heads import HeadRotation
 from collab_heads.analysis.measures import passes
 from collab_heads.errors import ArgumentError
 from collab_heads.rotation.exchange import Slot
 from collab_heads.rotation.rules import RoleSettings
+from collab_heads.training import HeadRotation
 from families import FAMILIES, make
 
 TWO = {"enc-self": "soft", "dec-enc": "hard"}

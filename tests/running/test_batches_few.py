@@ -5,9 +5,8 @@ import torch
 from model_inputs import batch
 
 import collab_heads
-from collab_heads import PruneReport
 from collab_heads.base.report import loss_in_words
-from collab_heads.heads.report import PrunedSite
+from collab_heads.heads.report import PrunedSite, PruneReport
 from families import FAMILIES
 
 CALLS = {
@@ -17,7 +16,9 @@ CALLS = {
     "prune": lambda model, batches: collab_heads.prune_heads(model, batches, keep=4),
     "named": lambda model, batches: collab_heads.prune_heads(model, batches, heads={"enc-self": [[0], []]}),
     "neurons": lambda model, batches: collab_heads.prune_neurons(model, batches, keep=0.5),
-    "importance": lambda model, batches: collab_heads.head_importance(model, batches, criterion="reconstruction"),
+    "importance": lambda model, batches: collab_heads.analysis.head_importance(
+        model, batches, criterion="reconstruction"
+    ),
     "plan": lambda model, batches: collab_heads.plan(model, batches, parts=["heads"], refine_steps=0),
     "compress": lambda model, batches: collab_heads.compress(model, batches, 0.8, parts=["heads"], refine_steps=0),
     "analyze": lambda model, batches: collab_heads.analyze_heads(model, batches, parts=["statistics"], exclude=[]),

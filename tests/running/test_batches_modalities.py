@@ -7,15 +7,8 @@ import torch
 from model_inputs import batch, image_batch, spectrum_batch, wave_batch
 from unchanged import refused
 
-from collab_heads import (
-    analyze_heads,
-    compress,
-    distill,
-    get_adapter,
-    head_importance,
-    prune_heads,
-    swap_to_collaborative,
-)
+from collab_heads import analyze_heads, compress, distill, get_adapter, prune_heads, swap_to_collaborative
+from collab_heads.analysis import head_importance
 from collab_heads.errors import ArgumentError, CalibrationError
 from collab_heads.running.batches import modalities, reads_texts, reads_texts_alone
 from families import FAMILIES

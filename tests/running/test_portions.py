@@ -7,7 +7,7 @@ from model_runs import output
 from model_sizes import EXACT64
 
 from collab_heads.running.batches import output_mask
-from collab_heads.running.portions import ROWS_WITHOUT_MASK, portions
+from collab_heads.running.portions import ROWS_WITHOUT_TOKENS, portions
 from families import FAMILIES
 
 LENGTHS = (9, 5, 7)  # of the sentences in `batch`
@@ -26,11 +26,14 @@ def test_shortest_first_and_trimmed():
 
 
 def test_examples_alike_keep_their_order():
-    """Also where nothing tells their lengths; then their number is limited."""
+    """Also without masks: then rows of tokens have the length of their tensor, and images count as of one length."""
     inputs = {"input_ids": torch.arange(160).view(40, 4)}
-    assert [ids(portion) for portion in portions(inputs, False)] == [
-        rows.tolist() for rows in inputs["input_ids"].split(ROWS_WITHOUT_MASK)
+    assert [ids(each) for each in portions(inputs, False, 24)] == [
+        each.tolist() for each in inputs["input_ids"].split(6)
     ]
+    images = torch.arange(40.0).view(40, 1, 1, 1)
+    cut = [portion["pixel_values"] for portion in portions({"pixel_values": images}, False)]
+    assert all(map(torch.equal, cut, images.split(ROWS_WITHOUT_TOKENS))) and len(cut) == 3
 
 
 def test_portions_hold_as_many_positions_as_they_may():

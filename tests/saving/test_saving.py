@@ -20,8 +20,8 @@ from transformers import AutoModel, BertForSequenceClassification, CLIPVisionMod
 from collab_heads import fold_heads, prune_heads, prune_neurons, swap_to_gated
 from collab_heads.errors import ConfigError, OutputError
 from collab_heads.saving.marks import FUSION, SENTENCE, UNFINISHED, WEIGHTS
-from collab_heads.saving.saving import HOOKS
 from collab_heads.saving.ties import TIE, read_metadata
+from collab_heads.saving.transformers_hooks import HOOKS
 from families import FAMILIES
 
 SHARDS = {"max_shard_size": "40KB"}

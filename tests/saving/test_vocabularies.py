@@ -12,11 +12,11 @@ from tokenizers_made import FEW, TEXTS, fast, marian, pairs
 from transformers import AutoTokenizer, BertModel, MarianConfig, MarianMTModel
 from trimming import bert, states
 
-from collab_heads import analyze_heads, export, head_roles, prune_heads, trim_vocabulary
-from collab_heads.command.inspect import facts_of_model
+from collab_heads import analyze_heads, export, inspect, prune_heads, trim_vocabulary
+from collab_heads.analysis import head_roles
 from collab_heads.errors import ArgumentError, ConfigError
 from collab_heads.saving.loading import load_or_explain
-from collab_heads.saving.tokenizer_files import stored_digest
+from collab_heads.saving.source_files import stored_digest
 from collab_heads.saving.vocabularies import check_words, digest, is_same, read_vocabularies, vocabularies_of
 
 HEADS = {"enc-self": [[0]]}
@@ -42,7 +42,7 @@ def pruned(folder):
 def trimmed(folder, texts=FEW, **more):
     """A model of the folder with fewer tokens, and its tokenizer."""
     model, tokenizer = BertModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    return model, trim_vocabulary(model, tokenizer, texts, **more).tokenizer
+    return model, trim_vocabulary(model, tokenizer, texts, **more)[0]
 
 
 def save_trimmed(original, folder, change=True):
@@ -131,14 +131,14 @@ def test_a_trimmed_model_does_not_load_beside_another_tokenizer(original, tmp_pa
     AutoTokenizer.from_pretrained(original).save_pretrained(tmp_path / "out")
     model.save_pretrained(tmp_path / "out")  # here the process may be killed
     assert "does not load" in warnings(caplog)[0] and f"{len(tokenizer)} tokens" in warnings(caplog)[0]
-    message = rf"in .*out \({TOKENS} tokens\) is not that .* to {len(tokenizer)} tokens.* report of trim_vocabulary"
+    message = rf"in .*out \({TOKENS} tokens\) is not that .* to {len(tokenizer)} tokens.* that trim_vocabulary returned"
     with pytest.raises(ConfigError, match=message):
         BertModel.from_pretrained(tmp_path / "out")
     with pytest.raises(ConfigError, match="is not that of the model"):
-        facts_of_model(str(tmp_path / "out"), model.config)
+        inspect(tmp_path / "out")
     tokenizer.save_pretrained(tmp_path / "out")
     BertModel.from_pretrained(tmp_path / "out")
-    facts_of_model(str(tmp_path / "out"), model.config)
+    inspect(tmp_path / "out")
     other = trimmed(original, FEW[:5], keep=len(tokenizer))[1]  # as many tokens, others
     assert len(other) == len(tokenizer)
     other.save_pretrained(tmp_path / "out")
@@ -214,7 +214,7 @@ def test_two_vocabularies_are_tied_together(tmp_path):
     apart = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
     rows = {"vocab_size": len(tokenizer.encoder), "decoder_vocab_size": len(tokenizer.target_encoder)}
     model = MarianMTModel(MarianConfig(**rows, **sizes, **heads, **ids, **apart))
-    made = trim_vocabulary(model, tokenizer, pairs(FEW)).tokenizer
+    made, _ = trim_vocabulary(model, tokenizer, pairs(FEW))
     model.save_pretrained(tmp_path / "out")
     made.save_pretrained(tmp_path / "out")
     MarianMTModel.from_pretrained(tmp_path / "out")

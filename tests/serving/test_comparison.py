@@ -6,7 +6,7 @@ import pytest
 import torch
 from model_sizes import VOCABULARY
 
-from collab_heads.errors import SwapError
+from collab_heads.errors import ModelStateError
 from collab_heads.serving.comparison import compare, greedy
 from collab_heads.serving.example_inputs import first_row, padded
 from families import FAMILIES
@@ -95,14 +95,14 @@ def test_outputs_that_cannot_be_compared_fail(what):
         states = change(model(**inputs).last_hidden_state)
         return {} if states is None else {"last_hidden_state": states}
 
-    with pytest.raises(SwapError, match=f"^the exported model {message}.*nothing was written"):
+    with pytest.raises(ModelStateError, match=f"^the exported model {message}.*nothing was written"):
         compare(model, other, [batch()], generates=False)
 
 
 def test_where_nothing_counts_nothing_is_compared():
     model = FAMILIES["distilbert"].build().base_model.eval()
     hidden = batch() | {"attention_mask": torch.zeros(2, 8, dtype=torch.long)}
-    with pytest.raises(SwapError, match="no output could be compared with PyTorch's: nothing was written"):
+    with pytest.raises(ModelStateError, match="no output could be compared with PyTorch's: nothing was written"):
         compare(model, model, [hidden], generates=False)
 
 
@@ -163,5 +163,5 @@ def fewer_tokens(found):
 )
 def test_decoding_that_cannot_be_compared_fails(change, message):
     model = FAMILIES["gpt2"].build().eval()
-    with pytest.raises(SwapError, match=f"^the exported model {message}.*: nothing was written"):
+    with pytest.raises(ModelStateError, match=f"^the exported model {message}.*: nothing was written"):
         compare(model, Decodes(model, change), [prompts()], generates=True)

@@ -21,26 +21,18 @@ from slow_cases import slow
 from torch import nn
 from transformers import T5ForConditionalGeneration
 
-from collab_heads import (
-    CollabHeadsError,
-    ExportReport,
-    compress,
-    export,
-    load_exported,
-    prune_heads,
-    prune_neurons,
-)
+from collab_heads import CollabHeadsError, compress, export, load_exported, prune_heads, prune_neurons
 from collab_heads.base.extras import MissingPackageError
 from collab_heads.errors import (
     ArgumentError,
     CalibrationError,
+    ModelStateError,
     NonFiniteError,
     OutputError,
-    SwapError,
     UnsupportedModelError,
 )
 from collab_heads.serving.comparison import Comparison
-from collab_heads.serving.export import ROUNDINGS, TARGETS, check_difference
+from collab_heads.serving.export import ROUNDINGS, TARGETS, ExportReport, check_difference
 from families import FAMILIES
 
 pytest.importorskip("transformers.exporters.runners", reason="exports of graphs need transformers 5.23")
@@ -335,7 +327,9 @@ def test_what_differs_is_not_written(tmp_path, monkeypatch):
     model, other = changed("bert", "stock"), FAMILIES["bert"].build().eval()
     other.classifier.bias.data += 0.01
     monkeypatch.setattr(TARGETS["transformers"], "load", lambda model, folder: other)
-    with pytest.raises(SwapError, match=r"the model in transformers differs from PyTorch by .* nothing was written"):
+    with pytest.raises(
+        ModelStateError, match=r"the model in transformers differs from PyTorch by .* nothing was written"
+    ):
         export(model, tmp_path / "served", "transformers")
     assert not list(tmp_path.iterdir())
 
@@ -355,7 +349,7 @@ def test_what_is_refused(tmp_path):
     with pytest.raises(ArgumentError, match="unknown target 'onx'"):
         export(model, tmp_path / "new", "onx")
     swap(model, "shared", NARROW["shared"])
-    with pytest.raises(SwapError, match="share their queries and keys have no stock form"):
+    with pytest.raises(ModelStateError, match="share their queries and keys have no stock form"):
         export(model, tmp_path / "new", "transformers")
     assert [file.name for file in tmp_path.iterdir()] == ["full"] and [file.name for file in full.iterdir()] == [
         "mine.txt"
@@ -455,7 +449,7 @@ def test_what_puts_out_no_numbers_is_not_written(to, name, int8, tmp_path, monke
     model = model.base_model if name == "bert" else model  # which CTranslate2 runs
     write = TARGETS[to].write
     monkeypatch.setattr(TARGETS[to], "write", lambda model, *args, **kw: write(broken(model, torch.nan), *args, **kw))
-    with pytest.raises(SwapError, match="nothing was written"):
+    with pytest.raises(ModelStateError, match="nothing was written"):
         export(model, tmp_path / "served", to, int8=int8)
     assert not list(tmp_path.iterdir())
 
@@ -487,7 +481,7 @@ def test_eight_bits_of_another_model_are_not_written(tmp_path, monkeypatch):
     for parameter in other.parameters():
         parameter.data = torch.randn_like(parameter)
     monkeypatch.setattr(TARGETS["onnx"], "write", lambda model, *args, **kw: write(other, *args, **kw))
-    with pytest.raises(SwapError, match=r"differs from PyTorch by .* more than 0\.9: nothing was written"):
+    with pytest.raises(ModelStateError, match=r"differs from PyTorch by .* more than 0\.9: nothing was written"):
         export(model, tmp_path / "served", int8=True)
 
 
@@ -542,10 +536,12 @@ def test_the_report_says_what_other_tokens_mean():
 
 
 def test_tokens_that_the_logits_do_not_explain_are_refused():
-    with pytest.raises(SwapError, match=r"chooses a token where PyTorch's own is ahead by 0\.3 .* more than 0\.002"):
+    with pytest.raises(
+        ModelStateError, match=r"chooses a token where PyTorch's own is ahead by 0\.3 .* more than 0\.002"
+    ):
         check_difference(Comparison(1e-6, 0.5, 0.3, 1.0, 1.0), "onnx", TARGETS["onnx"].tolerance)
     check_difference(Comparison(0.1, 0.5, 0.3, 1.0, 1.0), "onnx", TARGETS["onnx"].int8_tolerance)
-    with pytest.raises(SwapError, match="differs from PyTorch by nan"):
+    with pytest.raises(ModelStateError, match="differs from PyTorch by nan"):
         check_difference(Comparison(float("nan"), 0.5, 0.0, 1.0, 1.0), "onnx", TARGETS["onnx"].int8_tolerance)
 
 
@@ -629,8 +625,14 @@ CANNOT = {
     on_no_device: (UnsupportedModelError, r"the weight pooler\.dense\.weight is on the meta device: load the model"),
     in_eight_bits: (UnsupportedModelError, r"weight encoder.* is \w+, not floating point of 16 bits or more: take the"),
     in_float8: (UnsupportedModelError, r"pooler\.dense\.weight is torch\.float8_e4m3fn, not floating point of 16 bits"),
-    tied: (SwapError, r"encoder\.layer\.1\.output\.dense\.weight is encoder\.layer\.0\.output\.dense\.weight, too"),
-    tied_modules: (SwapError, r"encoder\.layer\.1\.output\.dense\.weight is encoder\.layer\.0\.output\.dense\.weight"),
+    tied: (
+        ModelStateError,
+        r"encoder\.layer\.1\.output\.dense\.weight is encoder\.layer\.0\.output\.dense\.weight, too",
+    ),
+    tied_modules: (
+        ModelStateError,
+        r"encoder\.layer\.1\.output\.dense\.weight is encoder\.layer\.0\.output\.dense\.weight",
+    ),
     mixed: (CalibrationError, "BertModel cannot take batch 0 with .* must have the same dtype"),
 }
 

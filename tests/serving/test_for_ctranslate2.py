@@ -55,7 +55,7 @@ from transformers import (
 import tiny
 from collab_heads import compress, export, get_adapter, prune_heads, prune_neurons, swap_to_collaborative
 from collab_heads.adapters.whisper import alignment_heads
-from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
+from collab_heads.errors import ArgumentError, ModelStateError, UnsupportedModelError
 from collab_heads.serving.for_ctranslate2 import IdTokens
 
 ENGINE_NOISE = 1e-4  # float32 in another engine, of the largest output; seen: 9e-5 (mT5), elsewhere below 5e-6
@@ -353,7 +353,7 @@ def test_the_vocabulary_is_that_of_the_tokenizer(tmp_path):
 def test_heads_that_the_engine_has_not_are_refused(change, message, tmp_path):
     model = build("bart" if "kind='per_head'" in message else "llama")
     change(model)
-    with pytest.raises(SwapError, match=message):
+    with pytest.raises(ModelStateError, match=message):
         export(model, tmp_path / "out", to="ctranslate2")
     assert not (tmp_path / "out").exists()
 
@@ -363,7 +363,7 @@ def test_models_that_the_engine_does_not_run_are_refused(tmp_path):
     with pytest.raises(UnsupportedModelError, match="has no conversion of AlbertModel: use to='onnx'"):
         export(AlbertModel(AlbertConfig(**TEXT, embedding_size=16)), tmp_path / "out", to="ctranslate2")
     model = GPT2LMHeadModel(GPT2Config(**GPT2, scale_attn_by_inverse_layer_idx=True, initializer_range=0.5)).eval()
-    with pytest.raises(SwapError, match="differs from PyTorch"):
+    with pytest.raises(ModelStateError, match="differs from PyTorch"):
         export(model, tmp_path / "out", to="ctranslate2")
     assert not (tmp_path / "out").exists()
 

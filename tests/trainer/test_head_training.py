@@ -19,17 +19,9 @@ from trainers import (
     trainer_of,
 )
 
-from collab_heads import (
-    HeadAdamW,
-    HeadPenalty,
-    HeadRotation,
-    fold_heads,
-    gate_report,
-    get_adapter,
-    prune_heads,
-    swap_to_gated,
-)
-from collab_heads.errors import ArgumentError, DataError, SwapError
+from collab_heads import fold_heads, get_adapter, inspect, prune_heads, swap_to_gated
+from collab_heads.errors import ArgumentError, DataError, ModelStateError
+from collab_heads.training import HeadAdamW, HeadPenalty, HeadRotation
 from families import FAMILIES
 
 ADAM32 = 5e-5  # float32 gradients summed in another order, magnified where Adam divides by small ones
@@ -37,7 +29,7 @@ LOSS32 = 1e-6  # a mean over batches, in another order
 
 
 def heads_of(model):
-    return gate_report(model).open
+    return inspect(model).gates.open
 
 
 def near(first, second):
@@ -217,7 +209,7 @@ def test_what_cannot_be_is_refused(tmp_path):
         head_training(target_heads=3, batches=[])
     with pytest.raises(ArgumentError, match=r"steps 1.5 must be a number of optimizer steps, or a share"):
         train(gated(classifier()), tmp_path, head_training(target_heads=3, steps=1.5))
-    with pytest.raises(SwapError, match="swap_to_gated first"):
+    with pytest.raises(ModelStateError, match="swap_to_gated first"):
         train(classifier(), tmp_path, exact())
     with pytest.raises(ArgumentError, match="a HeadPenalty needs gate_weight"):
         train(classifier(), tmp_path, head_training())

@@ -7,8 +7,9 @@ from trainers import BATCH, QUIET, STEPS, exact, examples, gated, same_weights
 from transformers import AutoTokenizer, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 import tiny
-from collab_heads import HeadTraining, gate_report, prune_heads, swap_to_gated
+from collab_heads import inspect, prune_heads, swap_to_gated
 from collab_heads.errors import ArgumentError
+from collab_heads.training import HeadTraining
 from families import FAMILIES
 
 pytestmark = pytest.mark.slow
@@ -33,7 +34,7 @@ def assert_goes_on(build, folder, **more):
     assert unbroken.state.global_step == STEPS
     assert same_weights(again.model, unbroken.model) == []
     model = unbroken.head_training.model
-    assert gate_report(model).open == 3
+    assert inspect(model).gates.open == 3
     return unbroken
 
 

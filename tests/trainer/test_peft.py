@@ -10,9 +10,10 @@ from later import peft
 from safetensors.torch import load_file
 from trainers import STEPS, adapted, classifier, exact, gated, head_training, mixed, same_weights, trainer_of
 
-from collab_heads import HeadRotation, load_heads, prune_heads, save_heads, swap_to_gated
+from collab_heads import prune_heads, swap_to_gated
 from collab_heads.errors import ArgumentError, DataError, OutputError, UnsupportedModelError
 from collab_heads.trainer.heads_file import FILE
+from collab_heads.training import HeadRotation, load_heads, save_heads
 
 
 def plain(model):

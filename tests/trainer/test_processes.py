@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 from scripts import forget_accelerate, run_on_two
 from trainers import BATCH, classifier, exact, gated, head_training, mixed, trainer_of
 
-from collab_heads import HeadRotation
+from collab_heads.training import HeadRotation
 
 pytestmark = pytest.mark.slow
 

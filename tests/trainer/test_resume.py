@@ -7,8 +7,9 @@ import torch
 from later import Later
 from trainers import STEPS, classifier, exact, gated, head_training, mixed, same_weights, trainer_of
 
-from collab_heads import HeadRotation, gate_report, prune_heads
+from collab_heads import inspect, prune_heads
 from collab_heads.errors import ArgumentError, DataError
+from collab_heads.training import HeadRotation
 from families import FAMILIES
 
 attached = Later("collab_heads.trainer.attached")
@@ -63,7 +64,7 @@ def test_the_newest_checkpoint_and_other_callbacks(tmp_path):
     again = trainer_of(gated(classifier()), tmp_path, exact(), **saving)
     again.train(resume_from_checkpoint=True)
     assert same_weights(again.model, unbroken.model) == []
-    assert gate_report(again.model).open == 3
+    assert inspect(again.model).gates.open == 3
 
 
 @pytest.mark.slow
@@ -80,9 +81,9 @@ def test_a_trainer_that_has_trained_goes_on(tmp_path):
 def test_a_second_training_keeps_the_heads_that_the_first_has_chosen(tmp_path):
     trainer = trainer_of(gated(classifier()), tmp_path, exact())
     trainer.train()
-    chosen = gate_report(trainer.model).to_dict()
+    chosen = inspect(trainer.model).gates.to_dict()
     trainer.train()
-    assert gate_report(trainer.model).to_dict() == chosen
+    assert inspect(trainer.model).gates.to_dict() == chosen
     assert all(each["heads_open"] == 3 for each in trainer.state.log_history if "loss" in each)
 
 
@@ -147,7 +148,7 @@ def test_a_training_that_was_broken_off_begins_again(error, tmp_path):
         with pytest.raises(KeyboardInterrupt):
             trainer.train()
     trainer.train()
-    assert gate_report(trainer.model).open == 3 and heads.penalty is None
+    assert inspect(trainer.model).gates.open == 3 and heads.penalty is None
     assert not any(module._forward_pre_hooks for module in trainer.model.modules())
 
 

@@ -13,10 +13,11 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from trainers import BATCH, STEPS, adapted, classifier, exact, gated, head_training, mixed, trainer_of
 from transformers import AutoModelForSequenceClassification
 
-from collab_heads import HeadRotation, gate_report, prune_heads, swap_to_collaborative
+from collab_heads import inspect, prune_heads, swap_to_collaborative
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.whole import is_divided
 from collab_heads.trainer.heads_file import FILE
+from collab_heads.training import HeadRotation
 
 LOSS32 = 1e-6  # a mean over batches, in another order
 STOP = STEPS // 2 - 2
@@ -104,7 +105,7 @@ def test_two_processes_end_as_one(kind, batches, tmp_path):
     assert_near(*(load_file(tmp_path / name / "model.safetensors") for name in ("two", "one")))
     small = AutoModelForSequenceClassification.from_pretrained(tmp_path / "two")
     if kind in ("a target", "both", "swapped"):
-        assert gate_report(small).open == 3
+        assert inspect(small).gates.open == 3
         prune_heads(small)
 
 
@@ -167,9 +168,9 @@ def test_the_best_model_and_a_second_training(tmp_path):
         stored = load_file(f"{trainer.state.best_model_checkpoint}/model.safetensors")
         weights = whole_weights(trainer)
         assert all(torch.equal(weights[name], tensor) for name, tensor in stored.items())
-        assert gate_report(trainer.model).open == 3
+        assert inspect(trainer.model).gates.open == 3
         trainer.train()
-        assert gate_report(trainer.model).open == 3 and is_divided(trainer.model)
+        assert inspect(trainer.model).gates.open == 3 and is_divided(trainer.model)
 
     run_on_two(main, [])
 

@@ -69,7 +69,7 @@ def check_trimmed(name, folder):
     old = torch.cat([kept[spread], torch.tensor([END])])  # any id -> that of a token that stays; CLIP's end stays it
     new = torch.searchsorted(kept, old)
     expected = run(model, inputs, old)
-    assert trim_vocabulary(model, tokenizer, [" ".join(USED)]).tokens_after == len(kept) < VOCABULARY
+    assert trim_vocabulary(model, tokenizer, [" ".join(USED)])[1].tokens_after == len(kept) < VOCABULARY
     found = run(model, inputs, new)
     assert found and found.keys() == expected.keys()
     for path, tensor in found.items():
@@ -113,7 +113,7 @@ def test_ids_that_modules_hold_are_renumbered(name, held):
     model = type(model)(model.config)
     holding = [module for module in model.modules() if held in vars(module)]
     assert holding and {getattr(module, held) for module in holding} == {END}
-    made = trim_vocabulary(model, tokenizer, [" ".join(USED)]).tokenizer
+    made, _ = trim_vocabulary(model, tokenizer, [" ".join(USED)])
     config = model.config.get_text_config()
     assert {getattr(module, held) for module in holding} == {getattr(config, held)} == {len(made) - 1}
 

@@ -65,8 +65,8 @@ def test_chats_are_read_as_before(chatting):
     model, tokenizer = chatting
     switches = {}, {"enable_thinking": True}, {"tools": [{"type": "function", "function": {"name": "a"}}]}
     expected = [chats(tokenizer, **each) for each in switches]
-    report = trim_vocabulary(model, tokenizer, FEW)
-    assert [chats(report.tokenizer, **each) for each in switches] == expected
+    made, report = trim_vocabulary(model, tokenizer, FEW)
+    assert [chats(made, **each) for each in switches] == expected
     assert report.own_texts == ("chat template",) and 10 < report.own_tokens
     assert f"the model reads it itself: chat template ({report.own_tokens} tokens that the texts" in str(report)
     assert report.changed_tokens == 0 and report.to_dict()["own_texts"] == ["chat template"]
@@ -76,7 +76,7 @@ def test_dates_and_several_templates(chatting):
     model, tokenizer = chatting
     dated = "Today is {{ strftime_now('%d %B %Y') }}{{ messages[0].content }}"
     tokenizer.chat_template = {"default": TEMPLATE, "dated": dated}
-    kept = trim_vocabulary(model, tokenizer, FEW).tokenizer
+    kept, _ = trim_vocabulary(model, tokenizer, FEW)
     for text in ("Today is 31 December", "Today is 24 July", " May"):
         assert tokens_of(kept, [text]) == tokens_of(tokenizer, [text])
     assert {each.where for each in own_texts(model, tokenizer, "a")} == {"chat template"}
@@ -86,7 +86,7 @@ def test_dates_and_several_templates(chatting):
 def test_a_template_that_cannot_be_written_changes_nothing(chatting, template):
     model, tokenizer = chatting
     tokenizer.chat_template = template
-    report = trim_vocabulary(model, tokenizer, FEW)
+    _, report = trim_vocabulary(model, tokenizer, FEW)
     assert report.own_texts == () and report.own_tokens == 0 and "itself" not in str(report)
 
 
@@ -102,10 +102,10 @@ def test_prompts_of_a_sentence_encoder_stay(tmp_path):
         texts = [prompts[prompt] + text for prompt in ("query", "passage") for text in given]
         model = BertModel.from_pretrained(folder).eval()
         expected = states(model, tokenizer, texts)
-        report = trim_vocabulary(model, AutoTokenizer.from_pretrained(folder), given)
+        made, report = trim_vocabulary(model, AutoTokenizer.from_pretrained(folder), given)
         assert report.own_texts == ("prompt 'query'", "prompt 'passage'")
-        assert tokens_of(report.tokenizer, texts) == tokens_of(tokenizer, texts)
-        assert torch.equal(states(model, report.tokenizer, texts), expected)
+        assert tokens_of(made, texts) == tokens_of(tokenizer, texts)
+        assert torch.equal(states(model, made, texts), expected)
     for damaged in ("[]", "{", '{"prompts": ["a"]}'):
         (folder / "config_sentence_transformers.json").write_text(damaged)
         assert not own_texts(BertModel.from_pretrained(folder), tokenizer, "a")
@@ -123,9 +123,9 @@ def test_prefixes_in_configs_stay_whatever_else_goes():
     model.config.prefix_projection = True
     expected = {"task_specific_params.translation.prefix", "prompts", "query_instruction"}
     assert {each.where for each in own_texts(model, tokenizer, "a")} == expected
-    report = trim_vocabulary(model, tokenizer, FEW, min_count=50)
+    made, report = trim_vocabulary(model, tokenizer, FEW, min_count=50)
     assert {*report.own_texts} == expected and report.changed_tokens > 0
-    assert tokens_of(report.tokenizer, others[:3]) == tokens_of(tokenizer, others[:3])
+    assert tokens_of(made, others[:3]) == tokens_of(tokenizer, others[:3])
 
 
 def test_the_command_takes_a_prefix(tmp_path):

@@ -114,8 +114,7 @@ def test_a_class_is_trimmed_saved_and_loaded(name, tmp_path):
     tokenizer = getattr(transformers, name)(**MADE[name]())
     model = bert(tokenizer)
     expected = states(model, tokenizer, FEW)
-    report = trim_vocabulary(model, tokenizer, FEW)
-    small = report.tokenizer
+    small, report = trim_vocabulary(model, tokenizer, FEW)
     ids = small.get_vocab()
     assert type(small) is type(tokenizer) and len(small) == report.tokens_after < 0.95 * len(tokenizer)
     assert set(ids) < set(tokenizer.get_vocab()) and sorted(ids.values()) == [*range(len(small))]
@@ -146,7 +145,7 @@ def test_what_is_put_around_a_text_gets_its_new_ids(kind, tmp_path):
         "Sequence": processors.Sequence([processors.RobertaProcessing(last, first)]),
     }[kind]
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=around, pad_token="[PAD]", unk_token="[UNK]")
-    small = trim_vocabulary(bert(tokenizer), tokenizer, FEW).tokenizer
+    small, _ = trim_vocabulary(bert(tokenizer), tokenizer, FEW)
     small.save_pretrained(tmp_path)
     assert small.get_vocab()["[CLS]"] != first[1]
     for each in (small, AutoTokenizer.from_pretrained(tmp_path)):
@@ -170,7 +169,7 @@ def test_the_language_that_a_tokenizer_was_set_to_stays(name, tmp_path):
     if name == "WhisperTokenizer":
         tokenizer.add_special_tokens({"extra_special_tokens": SPEECH})
     change(tokenizer)
-    small = trim_vocabulary(bert(tokenizer), tokenizer, FEW).tokenizer
+    small, _ = trim_vocabulary(bert(tokenizer), tokenizer, FEW)
     small.save_pretrained(tmp_path)
     for each in (tokenizer, small, AutoTokenizer.from_pretrained(tmp_path), type(tokenizer).from_pretrained(tmp_path)):
         assert language in tokens_of(each, FEW)[0] and tokens_of(each, FEW) == tokens_of(tokenizer, FEW)
@@ -182,7 +181,7 @@ def test_tokens_that_a_user_added_stay(tmp_path):
     tokenizer.add_tokens(["hijk"])
     texts = [f"hijk{text}" for text in FEW]
     assert tokens_of(tokenizer, texts)[0][0] == "hijk"
-    small = trim_vocabulary(bert(tokenizer), tokenizer, FEW).tokenizer
+    small, _ = trim_vocabulary(bert(tokenizer), tokenizer, FEW)
     small.save_pretrained(tmp_path)
     for each in (small, AutoTokenizer.from_pretrained(tmp_path)):
         assert tokens_of(each, texts) == tokens_of(tokenizer, texts)

@@ -3,6 +3,7 @@
 import copy
 import subprocess
 import sys
+import tempfile
 
 import pytest
 import torch
@@ -31,9 +32,8 @@ from transformers import (
 from trimming import ROUNDING, SIZES, bert, states, tokens_of
 from unchanged import assert_unchanged, snapshot
 
-from collab_heads import compress, trim_vocabulary
-from collab_heads.command.inspect import facts_of_model
-from collab_heads.errors import ArgumentError, CalibrationError, SwapError, UnsupportedModelError
+from collab_heads import compress, inspect, trim_vocabulary
+from collab_heads.errors import ArgumentError, CalibrationError, ModelStateError, UnsupportedModelError
 from collab_heads.vocabulary import trim
 from collab_heads.vocabulary.token_tables import keep_rows, token_tables
 
@@ -69,18 +69,18 @@ def test_kept_texts_give_the_same_and_nothing_becomes_unknown(name, tmp_path):
     tokenizer = fast(name)
     model = bert(tokenizer)
     expected, before = states(model, tokenizer, FEW), tokens_of(tokenizer, TEXTS)
-    report = trim_vocabulary(model, tokenizer, FEW)
-    assert len(report.tokenizer) == report.tokens_after < 0.9 * report.tokens_before and report.changed_tokens == 0
-    assert tokens_of(report.tokenizer, FEW) == tokens_of(tokenizer, FEW)
-    assert torch.equal(states(model, report.tokenizer, FEW), expected)
-    after = tokens_of(report.tokenizer, TEXTS)
+    made, report = trim_vocabulary(model, tokenizer, FEW)
+    assert len(made) == report.tokens_after < 0.9 * report.tokens_before and report.changed_tokens == 0
+    assert tokens_of(made, FEW) == tokens_of(tokenizer, FEW)
+    assert torch.equal(states(model, made, FEW), expected)
+    after = tokens_of(made, TEXTS)
     assert after != before and not any("<unk>" in row for row in after)
-    assert model.config.vocab_size == len(report.tokenizer) == model.embeddings.word_embeddings.num_embeddings
+    assert model.config.vocab_size == len(made) == model.embeddings.word_embeddings.num_embeddings
     model.save_pretrained(tmp_path / "out")
-    report.tokenizer.save_pretrained(tmp_path / "out")
+    made.save_pretrained(tmp_path / "out")
     stored = AutoTokenizer.from_pretrained(tmp_path / "out")
     loaded = aligned(BertModel.from_pretrained(tmp_path / "out").eval())
-    assert stored.get_vocab() == report.tokenizer.get_vocab()
+    assert stored.get_vocab() == made.get_vocab()
     assert torch.equal(states(loaded, stored, FEW), expected)
 
 
@@ -89,7 +89,7 @@ def test_a_character_that_no_text_has_is_as_unknown_as_before(name):
     tokenizer = fast(name)
     text = "Ünbekannt " + TEXTS[0]
     expected = tokens_of(tokenizer, [text])[0].count("<unk>")
-    made = trim_vocabulary(bert(tokenizer), tokenizer, FEW).tokenizer
+    made, _ = trim_vocabulary(bert(tokenizer), tokenizer, FEW)
     assert tokens_of(made, [text])[0].count("<unk>") == expected
 
 
@@ -99,7 +99,7 @@ def test_tied_output_layers_and_their_biases_are_trimmed():
     with torch.no_grad():
         model.cls.predictions.bias.normal_()
     expected = states(model, tokenizer, FEW)
-    made = trim_vocabulary(model, tokenizer, FEW).tokenizer
+    made, _ = trim_vocabulary(model, tokenizer, FEW)
     ids = [tokenizer.get_vocab()[token] for token, _ in sorted(made.get_vocab().items(), key=lambda pair: pair[1])]
     assert torch.allclose(states(model, made, FEW), expected[..., ids], atol=ROUNDING)
     assert model.cls.predictions.decoder.weight is model.bert.embeddings.word_embeddings.weight
@@ -112,12 +112,9 @@ def test_untied_output_layers_are_trimmed():
     config = GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=1, n_head=4, tie_word_embeddings=False)
     model = GPT2LMHeadModel(config).eval()
     expected = states(model, tokenizer, FEW)
-    report = trim_vocabulary(model, tokenizer, FEW)
-    ids = [
-        tokenizer.get_vocab()[token]
-        for token, _ in sorted(report.tokenizer.get_vocab().items(), key=lambda pair: pair[1])
-    ]
-    assert torch.allclose(states(model, report.tokenizer, FEW), expected[..., ids], atol=ROUNDING)
+    made, report = trim_vocabulary(model, tokenizer, FEW)
+    ids = [tokenizer.get_vocab()[token] for token, _ in sorted(made.get_vocab().items(), key=lambda pair: pair[1])]
+    assert torch.allclose(states(model, made, FEW), expected[..., ids], atol=ROUNDING)
     assert report.parameters_after == 2 * 32 * len(ids)
 
 
@@ -127,11 +124,9 @@ def test_spare_rows_go():
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 4}
     ids = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 0}
     model = T5ForConditionalGeneration(T5Config(vocab_size=len(tokenizer) + 28, **sizes, **ids)).eval()
-    report = trim_vocabulary(model, tokenizer, FEW)
-    assert model.shared.weight.shape[0] == model.lm_head.weight.shape[0] == len(report.tokenizer)
-    assert {config.vocab_size for config in (model.config, model.encoder.config, model.decoder.config)} == {
-        len(report.tokenizer)
-    }
+    made, _ = trim_vocabulary(model, tokenizer, FEW)
+    assert model.shared.weight.shape[0] == model.lm_head.weight.shape[0] == len(made)
+    assert {config.vocab_size for config in (model.config, model.encoder.config, model.decoder.config)} == {len(made)}
 
 
 def test_a_padding_that_becomes_the_first_token():
@@ -146,7 +141,7 @@ def test_roberta_counts_positions_from_a_padding_that_stays():
     config = RobertaConfig(vocab_size=len(tokenizer), pad_token_id=0, max_position_embeddings=64, **SIZES)
     model = RobertaForMaskedLM(config).eval()
     expected = states(model, tokenizer, FEW)
-    made = trim_vocabulary(model, tokenizer, FEW).tokenizer
+    made, _ = trim_vocabulary(model, tokenizer, FEW)
     ids = [tokenizer.get_vocab()[token] for token, _ in sorted(made.get_vocab().items(), key=lambda pair: pair[1])]
     assert torch.allclose(states(model, made, FEW), expected[..., ids], atol=ROUNDING)
 
@@ -165,7 +160,7 @@ def test_positions_that_would_move_are_refused():
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 @pytest.mark.parametrize("separate", [False, True], ids=["shared", "separate"])
-def test_marian(kind, separate, tmp_path):
+def test_marian(kind, separate, tmp_path, monkeypatch):
     tokenizer = marian(tmp_path / "tokenizer", kind, separate=separate)
     model, texts = translator(tokenizer, separate=separate), pairs(FEW)
 
@@ -176,8 +171,10 @@ def test_marian(kind, separate, tmp_path):
         return model(input_ids=ids[0], attention_mask=ids[1], decoder_input_ids=ids[2]).logits
 
     expected, unknown = logits(model, tokenizer), tokens_of(tokenizer, TEXTS)
-    report = trim_vocabulary(model, tokenizer, texts)
-    made = report.tokenizer
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    made, report = trim_vocabulary(model, tokenizer, texts)
+    assert not any((tmp_path / "temporary").iterdir())  # what it saves later it has in memory
     sides = ("target_encoder" if separate else "encoder", "encoder")
     old, new = (getattr(each, sides[0]) for each in (tokenizer, made))
     assert len(made.encoder) < len(tokenizer.encoder) and report.tokens_after < report.tokens_before
@@ -198,8 +195,8 @@ def test_marian(kind, separate, tmp_path):
 
 def test_pairs_and_single_texts_keep_what_each_side_needs(tmp_path):
     tokenizer = marian(tmp_path / "tokenizer", separate=True)
-    of_pairs = trim_vocabulary(translator(tokenizer, separate=True), tokenizer, pairs(FEW)).tokenizer
-    of_sources = trim_vocabulary(translator(tokenizer, separate=True), tokenizer, FEW).tokenizer
+    of_pairs, _ = trim_vocabulary(translator(tokenizer, separate=True), tokenizer, pairs(FEW))
+    of_sources, _ = trim_vocabulary(translator(tokenizer, separate=True), tokenizer, FEW)
     targets = [target for _, target in pairs(FEW)]
     expected, found, other = (
         [each.convert_ids_to_tokens(row) for row in each(text_target=targets)["input_ids"]]
@@ -210,12 +207,12 @@ def test_pairs_and_single_texts_keep_what_each_side_needs(tmp_path):
 
 def test_keep_and_min_count():
     tokenizer = fast("WordPiece")
-    used = trim_vocabulary(bert(tokenizer), tokenizer, FEW)
-    fewer = trim_vocabulary(bert(tokenizer), tokenizer, FEW, keep=used.tokens_after - 5)
+    _, used = trim_vocabulary(bert(tokenizer), tokenizer, FEW)
+    _, fewer = trim_vocabulary(bert(tokenizer), tokenizer, FEW, keep=used.tokens_after - 5)
     assert fewer.tokens_after == used.tokens_after - 5 and 0 < fewer.changed_tokens < 0.2 * fewer.text_tokens
-    more = trim_vocabulary(bert(tokenizer), tokenizer, FEW, keep=0.8)
+    _, more = trim_vocabulary(bert(tokenizer), tokenizer, FEW, keep=0.8)
     assert more.tokens_after == int(0.8 * used.tokens_before) > used.tokens_after and more.changed_tokens == 0
-    often = trim_vocabulary(bert(tokenizer), tokenizer, FEW, min_count=5)
+    _, often = trim_vocabulary(bert(tokenizer), tokenizer, FEW, min_count=5)
     assert often.tokens_after < used.tokens_after and "become other ones" in str(often)
     assert often.to_dict()["changed_tokens"] == often.changed_tokens > 0
 
@@ -228,7 +225,7 @@ def test_ids_of_configs_are_renumbered():
     generation = model.generation_config
     generation.eos_token_id, generation.suppress_tokens, generation.bos_token_id = [last, 2], [last, gone], 60_000
     generation.forced_decoder_ids, generation.lang_to_id = [[1, last]], {"<|de|>": last}
-    made = trim_vocabulary(model, tokenizer, ["a"]).tokenizer
+    made, _ = trim_vocabulary(model, tokenizer, ["a"])
     new, generation = len(made) - 1, model.generation_config
     assert gone < last and new < last and model.config.eos_token_id == new
     assert generation.eos_token_id == [new, 2] and generation.suppress_tokens == [new]
@@ -246,7 +243,7 @@ def test_compressed_models_are_trimmed_before_or_after(tmp_path):
 
     first, second = (aligned(BertModel.from_pretrained(tmp_path / "source").eval()) for _ in range(2))
     compress(first, batches(tokenizer), 0.6, refine_steps=0)
-    made = trim_vocabulary(first, tokenizer, FEW).tokenizer
+    made, _ = trim_vocabulary(first, tokenizer, FEW)
     trim_vocabulary(second, tokenizer, FEW)
     compress(second, batches(made), 0.6, refine_steps=0)
     assert torch.allclose(states(first, made, FEW), states(second, made, FEW), atol=1e-4)  # two fits, summed alike
@@ -255,7 +252,7 @@ def test_compressed_models_are_trimmed_before_or_after(tmp_path):
     loaded = aligned(BertModel.from_pretrained(tmp_path / "out").eval())
     assert torch.equal(states(loaded, made, FEW), states(first, made, FEW))
     assert f"to {len(made)} tokens" in (tmp_path / "out" / "README.md").read_text()
-    facts = facts_of_model(str(tmp_path / "out"), loaded.config)
+    facts = inspect(tmp_path / "out")
     assert facts.vocabulary == {"before": len(tokenizer), "after": len(made)} and f"{len(made)} of" in str(facts)
 
 
@@ -263,7 +260,7 @@ def test_compressed_models_are_trimmed_before_or_after(tmp_path):
 def test_plain_transformers_loads_it(tmp_path):
     tokenizer = marian(tmp_path / "tokenizer")
     model = translator(tokenizer)
-    made = trim_vocabulary(model, tokenizer, pairs(FEW)).tokenizer
+    made, _ = trim_vocabulary(model, tokenizer, pairs(FEW))
     model.save_pretrained(tmp_path / "out")
     made.save_pretrained(tmp_path / "out")
     code = (
@@ -314,7 +311,7 @@ def test_a_tokenizer_with_added_tokens_needs_rows_for_them():
         trim_vocabulary(model, tokenizer, FEW)
     assert_unchanged(model, before)
     model.resize_token_embeddings(needed)
-    assert "zzz" in trim_vocabulary(model, tokenizer, FEW).tokenizer.get_vocab()
+    assert "zzz" in trim_vocabulary(model, tokenizer, FEW)[0].get_vocab()
 
 
 def test_a_much_smaller_tokenizer_is_refused():
@@ -339,7 +336,7 @@ def test_a_tokenizer_that_divides_otherwise_changes_nothing(monkeypatch):
         return files
 
     monkeypatch.setattr(trim, "files_of", broken)
-    with pytest.raises(SwapError, match="divides a text of kept tokens in another way"):
+    with pytest.raises(ModelStateError, match="divides a text of kept tokens in another way"):
         trim_vocabulary(model, tokenizer, FEW)
     assert_unchanged(model, before)
 
@@ -347,8 +344,8 @@ def test_a_tokenizer_that_divides_otherwise_changes_nothing(monkeypatch):
 def test_what_is_trimmed_loads_as_an_auto_model(tmp_path):
     tokenizer = fast("Unigram")
     model = bert(tokenizer)
-    made = trim_vocabulary(model, tokenizer, FEW).tokenizer
-    again = trim_vocabulary(model, made, FEW[:5])
+    made, _ = trim_vocabulary(model, tokenizer, FEW)
+    _, again = trim_vocabulary(model, made, FEW[:5])
     assert again.tokens_after < again.tokens_before == len(made)
     model.save_pretrained(tmp_path)
     assert AutoModel.from_pretrained(tmp_path).config.trimmed_vocabulary["after"] == again.tokens_after
@@ -363,9 +360,9 @@ def test_an_encoder_and_a_decoder_of_one_vocabulary_put_together(tmp_path):
     config.decoder_start_token_id, config.pad_token_id = tokenizer.bos_token_id, tokenizer.pad_token_id
     original = EncoderDecoderModel(config).eval()
     model = copy.deepcopy(original)
-    report = trim_vocabulary(model, tokenizer, FEW, show_progress=False)
+    small, report = trim_vocabulary(model, tokenizer, FEW, show_progress=False)
     assert model.encoder.config.vocab_size == model.decoder.config.vocab_size == report.tokens_after
-    made = report.tokenizer.get_vocab()
+    made = small.get_vocab()
     ids = [tokenizer.get_vocab()[token] for token in sorted(made, key=made.get)]
 
     def logits(model, tokenizer):
@@ -374,8 +371,8 @@ def test_an_encoder_and_a_decoder_of_one_vocabulary_put_together(tmp_path):
         with torch.no_grad():
             return model(**read, decoder_input_ids=inputs["input_ids"]).logits
 
-    found = logits(model, report.tokenizer)
+    found = logits(model, small)
     torch.testing.assert_close(found, logits(original, tokenizer)[..., ids], rtol=ROUNDING, atol=ROUNDING)
     model.save_pretrained(tmp_path)
     loaded = aligned(EncoderDecoderModel.from_pretrained(tmp_path).eval())
-    assert torch.equal(logits(loaded, report.tokenizer), found)
+    assert torch.equal(logits(loaded, small), found)

@@ -41,7 +41,7 @@ def test_each_of_two_vocabularies_keeps_what_its_side_needs(kind, few_sources, t
     model.generation_config.suppress_tokens = [used[3], used[-2]]
     model.generation_config.bad_words_ids = [[used[4]], [padding]]
     original = copy.deepcopy(model)
-    made = trim_vocabulary(model, tokenizer, texts, show_progress=False).tokenizer
+    made, _ = trim_vocabulary(model, tokenizer, texts, show_progress=False)
     encoder, decoder = (
         {number: new[token] for token, number in old.items() if token in new}
         for old, new in ((tokenizer.encoder, made.encoder), (tokenizer.target_encoder, made.target_encoder))
@@ -80,7 +80,7 @@ def test_the_loss_counts_the_tokens_that_are_left():
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes, **ids)).eval()
-    made = trim_vocabulary(model, tokenizer, FEW).tokenizer
+    made, _ = trim_vocabulary(model, tokenizer, FEW)
     assert {part.vocab_size for part in (model, model.model)} == {len(made)}
     read = made(FEW[:1], return_tensors="pt", return_token_type_ids=False)
     found = model(**read, labels=read["input_ids"])
@@ -94,7 +94,7 @@ def test_an_unknown_character_keeps_its_score():
     core = Tokenizer(models.Unigram([*scores, ("zzzz", -30.0), *((each, -2.0) for each in "abz")], unk_id=0))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", pad_token="<pad>")
     assert tokens_of(tokenizer, ["xQyw"]) == [["xQy", "w"]]
-    made = trim_vocabulary(bert(tokenizer), tokenizer, ["yw"]).tokenizer
+    made, _ = trim_vocabulary(bert(tokenizer), tokenizer, ["yw"])
     assert tokens_of(made, ["xQyw"]) == [["xQy", "w"]]
 
 
@@ -104,7 +104,7 @@ def test_padding_and_truncation_in_the_file_stay_with_their_ids(tmp_path):
     tokenizer.backend_tokenizer.enable_padding(pad_id=len(tokenizer) - 1, pad_token=last, length=20)
     tokenizer.backend_tokenizer.enable_truncation(20)
     before = tokenizer.backend_tokenizer.to_str()
-    made = trim_vocabulary(bert(tokenizer), tokenizer, FEW[:3]).tokenizer
+    made, _ = trim_vocabulary(bert(tokenizer), tokenizer, FEW[:3])
     assert tokenizer.backend_tokenizer.to_str() == before
     made.save_pretrained(tmp_path)
     stored = json.loads((tmp_path / "tokenizer.json").read_text())

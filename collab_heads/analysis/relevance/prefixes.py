@@ -2,7 +2,6 @@
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -12,9 +11,8 @@ from collab_heads.analysis.relevance.sides import IGNORED, PromptAndContinuation
 from collab_heads.base.checks import check_choice, check_count, check_seed
 from collab_heads.base.option_values import PREFIX_KINDS, PrefixKind
 from collab_heads.errors import ArgumentError, CalibrationError, CollabHeadsError, UnsupportedModelError
-from collab_heads.model.opened import input_device
-from collab_heads.running.batches import check_modalities, each_batch, evaluating, moved, num_rows
-from collab_heads.running.translations import translate
+from collab_heads.running.batches import check_modalities, each_batch, evaluating, num_rows
+from collab_heads.running.translations import generate, translate
 
 OF_DECODER = ("labels", "decoder_input_ids", "decoder_attention_mask", "decoder_inputs_embeds")
 Text = tuple[list[int], list[int]]  # a prompt and its continuation
@@ -155,17 +153,10 @@ def batch_of(texts: list[Text]) -> dict[str, Tensor]:
 def continued(model: PreTrainedModel, batch: Mapping, num_beams: int) -> dict[str, Tensor]:
     """Return every prompt with what the model generates, at most as long as the given continuation."""
     texts = []
-    generate = cast(Any, model).generate  # a mixin, to type checkers
     for prompt, more in texts_of(batch):
         read = torch.tensor([prompt])
-        inputs = moved({"input_ids": read, "attention_mask": torch.ones_like(read)}, input_device(model))
-        ids = generate(
-            **inputs,
-            max_new_tokens=len(more),
-            num_beams=num_beams,
-            num_return_sequences=1,
-            do_sample=False,
-            pad_token_id=0,
-        )
+        inputs = {"input_ids": read, "attention_mask": torch.ones_like(read)}
+        settings = {"num_beams": num_beams, "num_return_sequences": 1, "do_sample": False, "pad_token_id": 0}
+        ids = generate(model, inputs, max_new_tokens=len(more), **settings)
         texts.append((prompt, ids[0, len(prompt) :].tolist()))  # a row alone has nothing after its end
     return batch_of(texts)

@@ -11,14 +11,14 @@ from collab_heads.analysis.roles.labels import HeadRoles, RoleThresholds, roles_
 from collab_heads.analysis.roles.positional import Positional
 from collab_heads.analysis.roles.rare import RareTokens, count_tokens
 from collab_heads.analysis.roles.syntax import RELATIONS, Syntax
-from collab_heads.analysis.treebank.conllu import Sentence
-from collab_heads.analysis.treebank.treebank import Treebank
+from collab_heads.analysis.roles.treebank import Treebank
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_count
 from collab_heads.base.progress import one_bar
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.registry import get_adapter, head_numbers
 from collab_heads.errors import ArgumentError
+from collab_heads.files.conllu import Sentence
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.running.batches import modalities, reads_ids, reads_texts, reads_texts_alone
 from collab_heads.saving.vocabularies import check_words

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from collab_heads.analysis.measures.passes import Attention, Batch, Observer
-from collab_heads.analysis.treebank.conllu import Sentence
-from collab_heads.analysis.treebank.treebank import NOTHING, Aligned, Treebank
+from collab_heads.analysis.roles.treebank import NOTHING, Aligned, Treebank
 from collab_heads.errors import ArgumentError, CalibrationError
+from collab_heads.files.conllu import Sentence
 from collab_heads.sites.site import AttentionSite
 
 RELATIONS = ("nsubj", "obj", "amod", "advmod")

@@ -26,7 +26,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.checks import check_choice, is_count, is_number
 from collab_heads.contract.adapter import AttentionAdapter
-from collab_heads.errors import ArgumentError, SwapError
+from collab_heads.errors import ArgumentError, ModelStateError
 from collab_heads.heads.alpha import mixed_sites
 from collab_heads.heads.penalty.parts import (
     LearningRates,
@@ -90,7 +90,7 @@ class AlphaPenalty(PenaltyPart):
                 options.check_unused("alpha_start", "without alphas: call swap_to_alpha first")
                 return None
         if not mixed:
-            raise SwapError("the model has no alphas: call swap_to_alpha first")
+            raise ModelStateError("the model has no alphas: call swap_to_alpha first")
         return cls(mixed, options)
 
     def parameters(self) -> list[nn.Parameter]:

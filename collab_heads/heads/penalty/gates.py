@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.checks import check_seed, is_count, is_number
 from collab_heads.contract.adapter import AttentionAdapter
-from collab_heads.errors import ArgumentError, SwapError
+from collab_heads.errors import ArgumentError, ModelStateError
 from collab_heads.heads.gating import gated_sites, learn_as
 from collab_heads.heads.penalty.parts import LearningRates, PenaltyOptions, PenaltyPart, check_state, check_trainable
 from collab_heads.heads.selection import (
@@ -154,7 +154,7 @@ class GatePenalty(PenaltyPart):
         self.model, self.adapter = model, adapter
         gated = gated_sites(model, adapter, learned=True)
         if not gated:
-            raise SwapError("the model has no learned gates: call swap_to_gated first")
+            raise ModelStateError("the model has no learned gates: call swap_to_gated first")
         sites, self.gates = [site for site, _ in gated], [gates for _, gates in gated]
         self.roles = roles_of_heads(sites)
         check_trainable("gates", {site.path: gates.log_alpha for site, gates in gated})

@@ -53,7 +53,7 @@ class HeadPenalty:
 
     Raises:
         UnsupportedModelError: if weights of the model are offloaded.
-        SwapError: if the arguments need learned gates or alphas that the model does not have.
+        ModelStateError: if the arguments need learned gates or alphas that the model does not have.
         ArgumentError: on an invalid target, weight or scores, or if there is nothing to do.
         NonFiniteError: if scores contain NaN or inf.
 

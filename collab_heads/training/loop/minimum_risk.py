@@ -10,7 +10,7 @@ sentences. A baseline would change nothing: the Q of a sentence sum to one, so a
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -22,6 +22,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from collab_heads.data.batches import IGNORED
 from collab_heads.errors import ArgumentError
 from collab_heads.running.batches import evaluating
+from collab_heads.running.translations import generate
 
 METRICS: dict[str, Callable[[], Any]] = {
     "bleu": lambda: BLEU(effective_order=True),  # leaves out n-gram orders that a sentence is too short for
@@ -91,21 +92,17 @@ class MinimumRisk:
         """Sample translations in evaluation mode, add the references and remove duplicates."""
         longest = min(self.longest, 2 * batch["labels"].shape[1] + SPARE)
         with evaluating(model):
-            drawn = (
-                cast(Any, model)
-                .generate(
-                    input_ids=batch["input_ids"],
-                    attention_mask=batch["attention_mask"],
-                    do_sample=True,
-                    num_return_sequences=self.samples,
-                    num_beams=1,
-                    top_k=0,
-                    top_p=1.0,
-                    temperature=1.0,
-                    max_length=longest,
-                )
-                .unflatten(0, (-1, self.samples))
-            )
+            drawn = generate(
+                model,
+                {name: batch[name] for name in ("input_ids", "attention_mask")},
+                do_sample=True,
+                num_return_sequences=self.samples,
+                num_beams=1,
+                top_k=0,
+                top_p=1.0,
+                temperature=1.0,
+                max_length=longest,
+            ).unflatten(0, (-1, self.samples))
         rows = [
             (sentence, [*whole], is_reference)
             for sentence, (reference, start, samples) in enumerate(

@@ -3,11 +3,11 @@
 from argparse import Namespace
 from collections.abc import Mapping
 
-from collab_heads.analysis.treebank.conllu import Sentence, read_conllu
 from collab_heads.base.checks import check_choice
 from collab_heads.base.extras import check_extra
 from collab_heads.base.option_values import CRITERION_WORDS, LOSS_KINDS, METRIC_WORDS, POLICY_WORDS, PREFIX_KINDS
 from collab_heads.errors import ArgumentError, DataError
+from collab_heads.files.conllu import Sentence, read_conllu
 from collab_heads.files.reading import parse_json, read_text
 from collab_heads.training.options.changes import wants_swap
 from collab_heads.training.options.parser import (

@@ -8,12 +8,13 @@ from typing import Any
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
+from collab_heads.analysis.inspect import inspect
 from collab_heads.base.processes import agreed, copy_from_first
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.alpha import mixed_sites, swap_to_alpha
 from collab_heads.heads.criteria import criterion_of, head_importance, most_important
-from collab_heads.heads.gating import gate_report, gated_sites, swap_to_gated
+from collab_heads.heads.gating import gated_sites, swap_to_gated
 from collab_heads.heads.penalty.parts import role_weights
 from collab_heads.heads.prune import prune_heads
 from collab_heads.heads.report import AlphaReport, PruneReport
@@ -128,7 +129,7 @@ def gate_options(args: Namespace, total: int, scores: Mapping | None) -> dict[st
 
 def remove_closed_heads(model: PreTrainedModel) -> tuple[dict, PruneReport]:
     """Remove the heads that training closed; return what the gates say, and the report on what was removed."""
-    return gate_report(model).to_dict(), prune_heads(model)
+    return inspect(model).gates.to_dict(), prune_heads(model)
 
 
 def check_mixable(args: Namespace, model: PreTrainedModel) -> None:

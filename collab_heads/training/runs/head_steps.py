@@ -6,9 +6,9 @@ from dataclasses import replace
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
+from collab_heads.analysis.inspect import inspect
 from collab_heads.base.processes import agreed
 from collab_heads.contract.registry import get_adapter
-from collab_heads.heads.alpha import alpha_report
 from collab_heads.heads.fold import fold_heads
 from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
@@ -133,7 +133,7 @@ class HeadSteps:
         model = self.learner.model
         removes = learns_gates(self.args)
         if self.args.alpha_mixing:
-            self.record["alphas"] = alpha_report(model).to_dict()  # gates that are removed take them into W_O
+            self.record["alphas"] = inspect(model).alphas.to_dict()  # gates that are removed take them into W_O
         if removes:
             gates, report = head_changes.remove_closed_heads(model)
             self.session.accelerator.print(report)

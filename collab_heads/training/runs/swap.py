@@ -22,7 +22,7 @@ from collab_heads.compression.parts.table import choices_of, size_with
 from collab_heads.compression.report import CompressReport
 from collab_heads.contract.registry import get_adapter
 from collab_heads.distillation.examples import check_pair
-from collab_heads.errors import ArgumentError, SwapError
+from collab_heads.errors import ArgumentError, ModelStateError
 from collab_heads.fitting.widths import resolve_width, widths_asked
 from collab_heads.model.open_layers import OpenLayers
 from collab_heads.saving.loading import backend_options, load_or_explain
@@ -124,7 +124,7 @@ def check_swap_flags(args: Namespace, model: PreTrainedModel) -> None:
         if only_values or site.path not in widths:
             continue
         if site.is_swapped:
-            raise SwapError(
+            raise ModelStateError(
                 f"{args.model_name_or_path} is collaborative already ({site.path}): leave --collaborative out to "
                 "fine-tune it as it is, or start from the original"
             )

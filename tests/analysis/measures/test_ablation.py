@@ -10,7 +10,7 @@ from model_sizes import EXACT64, HEADS
 from unchanged import assert_unchanged, refused, snapshot
 
 import collab_heads
-from collab_heads import ablation_curve, leave_one_out, mean_loss, without_heads
+from collab_heads.analysis import ablation_curve, leave_one_out, mean_loss, without_heads
 from collab_heads.contract.registry import head_numbers
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
 from collab_heads.layers.output import gates_of

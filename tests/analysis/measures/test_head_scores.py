@@ -5,7 +5,7 @@ import torch
 from model_sizes import EXACT64
 from unchanged import assert_unchanged, refused, snapshot
 
-from collab_heads import head_statistics
+from collab_heads.analysis import head_statistics
 from collab_heads.analysis.measures.head_scores import OF_MAPS, head_scores
 from collab_heads.base.option_values import METRIC_WORDS
 from collab_heads.errors import ArgumentError, CalibrationError

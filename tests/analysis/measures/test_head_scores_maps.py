@@ -8,7 +8,8 @@ from model_sizes import EXACT64, HEADS
 from scipy.stats import wasserstein_distance
 from unchanged import assert_unchanged, refused, snapshot
 
-from collab_heads import head_statistics, prune_heads
+from collab_heads import prune_heads
+from collab_heads.analysis import head_statistics
 from collab_heads.analysis.measures.head_scores import OF_MAPS, Maps, head_scores
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
 from families import FAMILIES

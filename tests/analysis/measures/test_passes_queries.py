@@ -9,7 +9,7 @@ from model_inputs import cast
 from model_sizes import EXACT64, FP32_NOISE, WIDTH
 from transformers import BartForSequenceClassification, BartModel
 
-from collab_heads import head_statistics
+from collab_heads.analysis import head_statistics
 from collab_heads.analysis.measures.passes import end_tokens
 from collab_heads.running.batches import decoder_ids
 from families import FAMILIES, make

@@ -10,7 +10,8 @@ from model_inputs import cast
 from model_sizes import HEADS, LAYERS
 from safetensors.torch import load_file, save_file
 
-from collab_heads import AttentionSite, HeadStatistics, head_statistics
+from collab_heads import AttentionSite
+from collab_heads.analysis import HeadStatistics, head_statistics
 from collab_heads.analysis.measures import results
 from collab_heads.analysis.measures.results import MEASURES
 from collab_heads.errors import ArgumentError, DataError

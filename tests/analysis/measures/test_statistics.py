@@ -27,7 +27,7 @@ from model_sizes import EXACT64, FP32_NOISE, HEADS, WIDTH
 from unchanged import assert_unchanged, refused, snapshot
 
 import collab_heads
-from collab_heads import head_statistics
+from collab_heads.analysis import head_statistics
 from collab_heads.analysis.measures.results import MEASURES
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, UnsupportedModelError
 from families import FAMILIES

@@ -8,7 +8,8 @@ from known_heads import looking, show, site, text
 from model_inputs import cast
 from model_sizes import EXACT64
 
-from collab_heads import HeadStatistics, analyze_heads, get_adapter
+from collab_heads import analyze_heads, get_adapter
+from collab_heads.analysis import HeadStatistics
 from collab_heads.analysis.measures.statistics import Statistics
 from collab_heads.analysis.report.head_report import summary
 from collab_heads.errors import CalibrationError

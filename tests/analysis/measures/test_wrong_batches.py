@@ -6,7 +6,8 @@ from heads_by_hand import EOS, STEPS, ended, model_in
 from model_inputs import batch, cast
 from unchanged import assert_unchanged, refused, snapshot
 
-from collab_heads import analyze_heads, head_importance, head_relevance, head_statistics, leave_one_out, mean_loss
+from collab_heads import analyze_heads
+from collab_heads.analysis import head_importance, head_relevance, head_statistics, leave_one_out, mean_loss
 from collab_heads.analysis.measures.sentences import Sentences
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
 from families import FAMILIES

@@ -7,7 +7,8 @@ import torch
 from heads_by_hand import EOS, model_in
 from relevance_by_hand import labelled
 
-from collab_heads import ContributionComparison, compare_contributions, prune_heads, token_contributions
+from collab_heads import prune_heads
+from collab_heads.analysis import ContributionComparison, compare_contributions, token_contributions
 from collab_heads.analysis.relevance.contribution_comparison import named_models
 from collab_heads.errors import ArgumentError, DataError
 from families import FAMILIES

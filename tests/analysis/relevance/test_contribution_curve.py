@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from collab_heads import ContributionComparison, TokenContributions
+from collab_heads.analysis import ContributionComparison, TokenContributions
 from collab_heads.analysis.relevance.sentence_contributions import of_sentence
 from collab_heads.errors import ArgumentError
 

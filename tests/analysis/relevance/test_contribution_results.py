@@ -10,7 +10,7 @@ from heads_by_hand import EOS, STEPS, model_in
 from model_sizes import EXACT64
 from relevance_by_hand import labelled
 
-from collab_heads import TokenContributions, token_contributions
+from collab_heads.analysis import TokenContributions, token_contributions
 from collab_heads.analysis.relevance.contribution_curve import (
     NORMAL_95,
     difference_and_error,

@@ -14,7 +14,8 @@ from transformers import BartModel
 from transformers.modeling_outputs import BaseModelOutput
 from unchanged import assert_unchanged, refused, snapshot
 
-from collab_heads import prune_heads, token_contributions
+from collab_heads import prune_heads
+from collab_heads.analysis import token_contributions
 from collab_heads.analysis.relevance.backward import conservative, explaining
 from collab_heads.errors import CalibrationError, NonFiniteError, UnsupportedModelError
 from families import FAMILIES, make

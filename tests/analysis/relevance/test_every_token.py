@@ -9,7 +9,8 @@ from model_inputs import cast
 from model_sizes import EXACT64, LAYERS
 from relevance_by_hand import FP32_NORMS, labelled, without_biases
 
-from collab_heads import prune_heads, token_contributions
+from collab_heads import prune_heads
+from collab_heads.analysis import token_contributions
 from collab_heads.analysis.relevance.backward import conservative, explaining
 from families import FAMILIES
 

@@ -19,7 +19,7 @@ from transformers import (
 from unchanged import assert_unchanged, refused, snapshot
 
 import collab_heads
-from collab_heads import head_relevance
+from collab_heads.analysis import head_relevance
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, UnsupportedModelError
 from families import FAMILIES, make
 

@@ -9,7 +9,8 @@ from relevance_by_hand import labelled
 from transformers import BartModel
 from unchanged import assert_unchanged, refused, snapshot
 
-from collab_heads import get_adapter, token_contributions
+from collab_heads import get_adapter
+from collab_heads.analysis import token_contributions
 from collab_heads.analysis.relevance.prefixes import with_prefixes
 from collab_heads.analysis.relevance.sides import sides_of
 from collab_heads.errors import ArgumentError, CalibrationError, UnsupportedModelError

@@ -9,7 +9,8 @@ from relevance_by_hand import FP32_NORMS
 from transformers import LlamaForSequenceClassification, LlamaModel
 from unchanged import assert_unchanged, refused, snapshot
 
-from collab_heads import analyze_heads, prune_heads, token_contributions
+from collab_heads import analyze_heads, prune_heads
+from collab_heads.analysis import token_contributions
 from collab_heads.analysis.relevance.backward import conservative, explaining
 from collab_heads.errors import ArgumentError, CalibrationError, UnsupportedModelError
 from families import FAMILIES, make

@@ -17,7 +17,7 @@ from transformers import (
 )
 from unchanged import refused
 
-from collab_heads import head_relevance
+from collab_heads.analysis import head_relevance
 from collab_heads.errors import ArgumentError
 from families import make
 

@@ -4,7 +4,8 @@ import pytest
 from heads_by_hand import EOS, ended, model_in
 from model_inputs import cast
 
-from collab_heads import HeadReport, analyze_heads
+from collab_heads import analyze_heads
+from collab_heads.analysis import HeadReport
 
 EVIL = '<script>alert("1")</script>'
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from collab_heads import HeadReport
+from collab_heads.analysis import HeadReport
 from collab_heads.analysis.report import head_report
 from collab_heads.analysis.report.html import FOLDER, SCRIPTS, Drawing, Section, page
 from collab_heads.analysis.report.pictures import pictures_of

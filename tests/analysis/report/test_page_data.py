@@ -9,7 +9,8 @@ import pytest
 import torch
 from model_inputs import cast
 
-from collab_heads import AttentionSite, HeadReport, analyze_heads
+from collab_heads import AttentionSite, analyze_heads
+from collab_heads.analysis import HeadReport
 from collab_heads.analysis.measures.sentences import AttentionExample
 from collab_heads.analysis.report import page_data as page_data_module
 from collab_heads.analysis.report.head_report import full_page

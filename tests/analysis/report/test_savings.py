@@ -12,7 +12,8 @@ import torch
 from heads_by_hand import ended, model_in
 from model_inputs import cast
 
-from collab_heads import Ablation, prune_heads
+from collab_heads import prune_heads
+from collab_heads.analysis import Ablation
 from collab_heads.analysis.report.savings import (
     COMPRESS,
     PLAN,

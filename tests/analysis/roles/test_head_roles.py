@@ -12,14 +12,14 @@ from test_real_models import SHARED
 from transformers import AutoModel, AutoTokenizer
 from unchanged import refused
 
-from collab_heads import head_roles
+from collab_heads.analysis import head_roles
 from collab_heads.analysis.measures.passes import end_tokens
 from collab_heads.analysis.roles.labels import ROLE_KINDS, RoleThresholds, role_kind
 from collab_heads.analysis.roles.rare import count_tokens
-from collab_heads.analysis.treebank.conllu import read_conllu
-from collab_heads.analysis.treebank.treebank import Treebank
+from collab_heads.analysis.roles.treebank import Treebank
 from collab_heads.demo import model_folder
 from collab_heads.errors import ArgumentError, CalibrationError, DataError, UnsupportedModelError
+from collab_heads.files.conllu import read_conllu
 from families import FAMILIES
 
 NAMES = ("bert", "marian", "t5")

@@ -5,8 +5,8 @@ import torch
 from heads_by_hand import EOS, maps_by_hand, model_in, sites_with_heads
 from known_heads import COUNTS, TREEBANK, batches_of, word_pieces
 
-from collab_heads import head_roles
-from collab_heads.analysis.treebank.treebank import Treebank
+from collab_heads.analysis import head_roles
+from collab_heads.analysis.roles.treebank import Treebank
 
 NAMES = ("bert", "marian", "t5")
 

@@ -7,9 +7,9 @@ from known_heads import SMALL, TREEBANK, looking, rows, show, site, word_pieces
 from collab_heads.analysis.measures.passes import Attention, Batch
 from collab_heads.analysis.roles.labels import roles_from_measures
 from collab_heads.analysis.roles.syntax import Baseline, Syntax
-from collab_heads.analysis.treebank.conllu import read_conllu
-from collab_heads.analysis.treebank.treebank import Treebank
+from collab_heads.analysis.roles.treebank import Treebank
 from collab_heads.errors import ArgumentError, CalibrationError
+from collab_heads.files.conllu import read_conllu
 from families import FAMILIES
 
 # by length: [CLS] dog ##s were seen . [SEP]

@@ -12,8 +12,9 @@ from model_sizes import EXACT64, FP32_NOISE, HEADS
 from opening import alphas_in
 from unchanged import assert_unchanged, snapshot
 
-from collab_heads import HeadPenalty, swap_to_alpha, swap_to_gated
-from collab_heads.errors import ArgumentError, SwapError
+from collab_heads import swap_to_alpha, swap_to_gated
+from collab_heads.errors import ArgumentError, ModelStateError
+from collab_heads.training import HeadPenalty
 from families import FAMILIES
 
 steps = Later("collab_heads.training.loop.steps")
@@ -360,7 +361,7 @@ def test_refused(options, message):
 
 def test_needs_alphas():
     model = FAMILIES["bert"].build()
-    with pytest.raises(SwapError, match="no alphas: call swap_to_alpha first"):
+    with pytest.raises(ModelStateError, match="no alphas: call swap_to_alpha first"):
         HeadPenalty(model, growth=1.0)
     with pytest.raises(ArgumentError, match="needs gate_weight or target_heads"):
         HeadPenalty(model)

@@ -9,8 +9,9 @@ from heads_by_hand import model_in, outputs_by_hand, sites_with_heads
 from model_inputs import cast
 from model_sizes import HEADS
 
-from collab_heads import HeadPenalty, get_adapter, prune_heads, swap_to_alpha, swap_to_gated
+from collab_heads import get_adapter, prune_heads, swap_to_alpha, swap_to_gated
 from collab_heads.errors import ArgumentError
+from collab_heads.training import HeadPenalty
 from families import FAMILIES
 
 FP32_NOISE = 1e-6  # float32 sums in another order; seen: 6e-8

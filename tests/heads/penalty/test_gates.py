@@ -12,9 +12,11 @@ from opening import gates_in
 from slow_cases import slow
 from unchanged import refused
 
-from collab_heads import HeadAdamW, HeadPenalty, gate_report, get_adapter, most_important, prune_heads, swap_to_gated
-from collab_heads.errors import ArgumentError, SwapError
+from collab_heads import get_adapter, inspect, prune_heads, swap_to_gated
+from collab_heads.analysis import most_important
+from collab_heads.errors import ArgumentError, ModelStateError
 from collab_heads.layers.gates import threshold
+from collab_heads.training import HeadAdamW, HeadPenalty
 from families import FAMILIES
 
 FP32 = 1e-6  # sums and sigmoids of a few float32 numbers; seen: 2e-7
@@ -77,7 +79,7 @@ def by_role(model, counts) -> dict[str, int]:
 
 def opened(model) -> dict[str, int]:
     """role -> open heads by the rule of evaluation, in the report and in the modules."""
-    report = by_role(model, [len(site.open) for site in gate_report(model).sites])
+    report = by_role(model, [len(site.open) for site in inspect(model).gates.sites])
     assert report == by_role(model, [gates.is_open().sum() for gates in modules(model)])
     model.eval()
     assert report == by_role(model, [(gates() == 1).sum() for gates in modules(model)])
@@ -312,7 +314,7 @@ def test_after_the_schedule_the_heads_are_fixed(name):
         applied = train_step(model, penalty, optimizer, inputs)
         assert [(gates > 0.5).tolist() for gates in applied] == chosen == decisions(model)
         assert all(torch.equal(g.log_alpha, v) for g, v in zip(modules(model), values, strict=True))
-    assert gate_report(model).decided == sum(map(len, chosen))
+    assert inspect(model).gates.decided == sum(map(len, chosen))
 
 
 @pytest.mark.parametrize("name", ("bert", "marian"))
@@ -440,7 +442,7 @@ def learn(model, loss, penalty, steps, lr=0.1):
         (loss() + penalty.total()).backward()
         optimizer.step()
         penalty.step()
-    return {index: site.open for index, site in enumerate(gate_report(model).sites)}
+    return {index: site.open for index, site in enumerate(inspect(model).gates.sites)}
 
 
 @pytest.mark.parametrize(
@@ -528,10 +530,10 @@ def test_what_cannot_work_is_refused(more, message):
 
 def test_a_model_without_learned_gates_is_refused():
     model = FAMILIES["bert"].build()
-    with refused(model, SwapError, "no learned gates: call swap_to_gated first"):
+    with refused(model, ModelStateError, "no learned gates: call swap_to_gated first"):
         HeadPenalty(model, gate_weight=0.1)
     swap_to_gated(model, alive_heads={"enc-self": [[1, 0, 1, 1], [1, 1, 1, 0]]})
-    with refused(model, SwapError, "no learned gates"):
+    with refused(model, ModelStateError, "no learned gates"):
         HeadPenalty(model, target_heads=3, steps=5)
 
 
@@ -542,4 +544,4 @@ def test_fixed_gates_beside_learned_ones_do_not_count():
     penalty = HeadPenalty(model, target_heads=16, steps=1)
     assert len(penalty.parameters()) == 4
     penalty.step()
-    assert gate_report(model).open == 2 + 16
+    assert inspect(model).gates.open == 2 + 16

@@ -6,11 +6,12 @@ import pytest
 import torch
 from unchanged import refused
 
-from collab_heads import CollabHeadsError, HeadPenalty, swap_to_gated
+from collab_heads import CollabHeadsError, swap_to_gated
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.penalty import head_penalty
 from collab_heads.heads.penalty.alphas import BESIDE
 from collab_heads.heads.penalty.parts import LossKind, PenaltyPart
+from collab_heads.training import HeadPenalty
 from families import FAMILIES
 
 

@@ -9,20 +9,12 @@ from model_sizes import HEADS
 from opening import gates_in
 from unchanged import refused
 
-from collab_heads import (
-    AttentionAdapter,
-    HeadAdamW,
-    HeadPenalty,
-    gate_report,
-    get_adapter,
-    most_important,
-    prune_heads,
-    swap_to_collaborative,
-    swap_to_gated,
-)
+from collab_heads import AttentionAdapter, get_adapter, inspect, prune_heads, swap_to_collaborative, swap_to_gated
+from collab_heads.analysis import most_important
 from collab_heads.contract import registry
 from collab_heads.errors import ArgumentError, NonFiniteError, UnsupportedModelError
 from collab_heads.heads.penalty.gates import border_scores
+from collab_heads.training import HeadAdamW, HeadPenalty
 from families import FAMILIES
 
 
@@ -58,7 +50,7 @@ def test_a_ranking_does_not_come_back_on_resuming(tmp_path):
     for ours, theirs in zip(modules(loaded), modules(model), strict=True):
         assert torch.equal(ours.log_alpha, theirs.log_alpha)
         assert all(map(torch.equal, ours.draw, theirs.draw))
-    assert gate_report(loaded).open == gate_report(model).open == 6
+    assert inspect(loaded).gates.open == inspect(model).gates.open == 6
 
 
 @pytest.mark.parametrize("other", ({"seed": 2}, {"steps": 9}, {"target_heads": 3}, {"target_heads": {"enc-self": 2}}))

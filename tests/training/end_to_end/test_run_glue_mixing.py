@@ -16,7 +16,8 @@ from transformers import AutoModelForSequenceClassification
 from translation_script import as_json, differing, weights
 
 import tiny
-from collab_heads import CollabHeadsError, HeadStatistics, alpha_report, get_adapter, head_statistics, prune_heads
+from collab_heads import CollabHeadsError, get_adapter, inspect, prune_heads
+from collab_heads.analysis import HeadStatistics, head_statistics
 
 training = Later("collab_heads.training.loop.training")
 analysis = Later("collab_heads.training.runs.analysis")
@@ -74,7 +75,7 @@ def test_alphas_learn_from_their_start_on(bert, files, tmp_path):
         assert [identity(alpha) for alpha in found] == [step <= 3] * 2
     assert len(differing(out / "step_0_2", out / "step_0_1")) > 20  # all else trains from the first step on
     report = results["heads"]["alphas"]["sites"]
-    assert report == alpha_report(load(out)).to_dict()["sites"]
+    assert report == inspect(load(out)).alphas.to_dict()["sites"]
     assert [site["path"] for site in report] == PATHS
     assert all(site["distance"] > 0 for site in report)
     plain = run(bert, files, None, *more[:3], "--max_train_steps", 6)["heads"]["alphas"]["sites"]

@@ -13,8 +13,9 @@ from transformers import AutoModelForSequenceClassification
 from translation_script import as_json, differing, weights
 
 import tiny
-from collab_heads import CollabHeadsError, HeadRotation, rotate_heads
+from collab_heads import CollabHeadsError, rotate_heads
 from collab_heads.rotation.exchange import Slot
+from collab_heads.training import HeadRotation
 
 loop = Later("collab_heads.training.loop.fine_tune")
 classifier = Later("collab_heads.training.runs.classifier")

@@ -22,7 +22,8 @@ from translation_script import (
     weights,
 )
 
-from collab_heads import CollabHeadsError, HeadStatistics, head_statistics, rotate_heads
+from collab_heads import CollabHeadsError, rotate_heads
+from collab_heads.analysis import HeadStatistics, head_statistics
 from collab_heads.rotation.exchange import Slot
 
 analysis = Later("collab_heads.training.runs.analysis")

@@ -12,9 +12,10 @@ from model_configs import bert_config
 from opening import gates_in
 from transformers import BertConfig, BertForSequenceClassification
 
-from collab_heads import HeadPenalty, swap_to_gated
+from collab_heads import swap_to_gated
 from collab_heads.base import progress
 from collab_heads.errors import ArgumentError, NonFiniteError
+from collab_heads.training import HeadPenalty
 from collab_heads.training.options.heads import HEADS
 from collab_heads.training.options.parser import Parser
 from collab_heads.training.options.run import OUTPUT, training_flags

@@ -4,6 +4,7 @@ import inspect
 from collections import defaultdict
 
 import pytest
+from public_names import functions
 
 import collab_heads
 from collab_heads.command.main import parser
@@ -48,10 +49,8 @@ SEVERAL_DEFAULTS = {
 
 def test_an_option_has_one_default():
     defaults = defaultdict(set)
-    for name in collab_heads.__all__:
-        named = getattr(collab_heads, name)
-        if inspect.isfunction(named):
-            for parameter in inspect.signature(named).parameters.values():
-                if parameter.default is not inspect.Parameter.empty:
-                    defaults[parameter.name].add(repr(parameter.default))
+    for function in functions().values():
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.default is not inspect.Parameter.empty:
+                defaults[parameter.name].add(repr(parameter.default))
     assert {name for name, found in defaults.items() if len(found) > 1} == set(SEVERAL_DEFAULTS)

@@ -11,7 +11,7 @@ from later import Later, run_translation
 from translation_script import SCRATCH, write_lines
 
 import tiny
-from collab_heads import HeadReport
+from collab_heads.analysis import HeadReport
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.heads.history import HeadHistory
 

@@ -16,7 +16,8 @@ from transformers import AutoModelForSequenceClassification
 from translation_script import SCRATCH, as_json, differing, weights
 
 import tiny
-from collab_heads import get_adapter, head_statistics
+from collab_heads import get_adapter
+from collab_heads.analysis import head_statistics
 from collab_heads.base.extras import MissingPackageError
 from collab_heads.contract.registry import head_numbers
 from collab_heads.errors import ArgumentError, OutputError

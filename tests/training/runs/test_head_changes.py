@@ -10,8 +10,9 @@ from model_sizes import HEADS
 from opening import gates_in
 from unchanged import assert_unchanged, refused, snapshot
 
-from collab_heads import CollabHeadsError, HeadPenalty, gate_report, get_adapter, prune_heads, swap_to_gated
+from collab_heads import CollabHeadsError, get_adapter, inspect, prune_heads, swap_to_gated
 from collab_heads.errors import ArgumentError, DataError
+from collab_heads.training import HeadPenalty
 from collab_heads.training.runs import head_changes
 from families import FAMILIES
 
@@ -129,7 +130,7 @@ def test_a_file_says_it_of_some_roles_and_gates_learn_on_the_others(flags, parse
     head_changes.check_gateable(args, model)
     report = chosen(args, model)
     assert [site.kept for site in report.sites] == [(0, 2, 3), ()]
-    gated = gate_report(model)
+    gated = inspect(model).gates
     assert {site.role for site in gated.sites} == {"dec-self", "dec-enc"} - ({"dec-enc"} if "=" in flags else set())
     assert gated.open == gated.heads
 
@@ -173,10 +174,10 @@ def test_important_heads_are_measured_on_examples(parse):
 def test_gates_are_put_where_they_are_asked_for(parse):
     model = FAMILIES["marian"].build()
     assert chosen(parse("--target_heads 3 --gated_sites enc-self"), model) is None
-    assert {site.role for site in gate_report(model).sites} == {"enc-self"}
+    assert {site.role for site in inspect(model).gates.sites} == {"enc-self"}
     model = FAMILIES["marian"].build()
     chosen(parse("--gate_weight 0.1"), model)
-    assert gate_report(model).heads == gate_report(model).open == 6 * HEADS
+    assert inspect(model).gates.heads == inspect(model).gates.open == 6 * HEADS
 
 
 def test_the_schedule_ends_within_the_training(parse):

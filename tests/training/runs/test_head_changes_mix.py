@@ -6,8 +6,9 @@ from model_sizes import HEADS
 from opening import alphas_in
 from unchanged import assert_unchanged, snapshot
 
-from collab_heads import CollabHeadsError, HeadPenalty, prune_heads, swap_to_alpha
+from collab_heads import CollabHeadsError, prune_heads, swap_to_alpha
 from collab_heads.errors import ArgumentError
+from collab_heads.training import HeadPenalty
 from collab_heads.training.runs import head_changes
 from families import FAMILIES
 

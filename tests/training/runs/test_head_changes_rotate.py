@@ -5,8 +5,9 @@ import json
 import pytest
 from unchanged import assert_unchanged, snapshot
 
-from collab_heads import CollabHeadsError, HeadRotation
+from collab_heads import CollabHeadsError
 from collab_heads.errors import ArgumentError, DataError
+from collab_heads.training import HeadRotation
 from collab_heads.training.options import heads
 from collab_heads.training.runs import head_changes
 from families import FAMILIES

@@ -9,8 +9,8 @@ from model_runs import sites, swapped
 from model_sizes import EXACT, HEADS
 from unchanged import refused
 
-from collab_heads import SiteReport, SwapReport
-from collab_heads.errors import ArgumentError, SwapError, UnsupportedModelError
+from collab_heads.collaborative.report import SiteReport, SwapReport
+from collab_heads.errors import ArgumentError, ModelStateError, UnsupportedModelError
 from collab_heads.training.options import heads
 from collab_heads.training.options.changes import COLLABORATIVE
 from collab_heads.training.options.parser import Parser
@@ -82,7 +82,7 @@ def test_widths_per_role_leave_the_other_roles_alone():
     asked = "--dim_shared_query_key enc-self=8,dec-enc=0.5 --dim_value dec-self=0.5"
     swapping.swap(arguments("--collaborative --sites dec-self"), model, None)
     learner.check_flags_fit(arguments(f"--collaborative {asked}"), model)
-    with refused(model, SwapError, "is collaborative already", "decoder.layers.0.self_attn"):
+    with refused(model, ModelStateError, "is collaborative already", "decoder.layers.0.self_attn"):
         learner.check_flags_fit(arguments("--collaborative --dim_shared_query_key dec-self=8"), model)
 
 
@@ -110,7 +110,7 @@ def test_sites_and_widths_that_cannot_be_are_refused(flags, fragments):
 def test_a_swapped_site_is_refused_and_one_that_is_not_is_taken():
     model = bert()
     swapping.swap(arguments(f"--collaborative --sites {LAYER_0}"), model, None)
-    with refused(model, SwapError, "here is collaborative already", LAYER_0, "leave --collaborative out"):
+    with refused(model, ModelStateError, "here is collaborative already", LAYER_0, "leave --collaborative out"):
         learner.check_flags_fit(arguments(), model)
     learner.check_flags_fit(arguments(f"--collaborative --sites {LAYER_1}"), model)
     # alone it leaves query and key as they are

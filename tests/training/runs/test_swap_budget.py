@@ -8,7 +8,7 @@ from model_sizes import HEADS, LAYERS
 from unchanged import refused
 
 from collab_heads import plan, swap_to_gated
-from collab_heads.errors import ArgumentError, SwapError
+from collab_heads.errors import ArgumentError, ModelStateError
 from collab_heads.training.runs import swap as swapping
 from families import FAMILIES
 
@@ -34,7 +34,7 @@ def test_sites_that_cannot_be_compressed_are_refused_before_training(parse):
     with refused(model, ArgumentError, "has no dec-enc attention"):
         learner.check_flags_fit(parse("--compress_budget 0.5 --sites dec-enc"), model)
     swap_to_gated(model)
-    with refused(model, SwapError, "gates", "prune_heads"):
+    with refused(model, ModelStateError, "gates", "prune_heads"):
         learner.check_flags_fit(parse("--compress_budget 0.5"), model)
 
 

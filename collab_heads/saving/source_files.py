@@ -1,18 +1,23 @@
-"""Keep the tokenizer beside a saved model right: copy it from where the model was loaded, and replace another one's.
+"""Bring along what stands beside a model in the folder, or cached repository, that it was loaded from.
 
 A folder with a model but no tokenizer loads without an error: AutoTokenizer makes a vocabulary of special tokens, and
-every word is unknown. So a changed model takes the files of its tokenizer or processor along from the folder or cached
-repository that it was loaded from, if its new folder has none. Files that belong to the model that was saved there
-before are replaced. A tokenizer that is saved there afterwards (by Trainer, sentence-transformers or users) replaces
-all of them, and they are not uploaded together with the model alone.
+every word is unknown. So a changed model takes the files of its tokenizer or processor along, if its new folder has
+none. Files that belong to the model that was saved there before are replaced. A tokenizer that is saved there
+afterwards (by Trainer, sentence-transformers or users) replaces all of them, and they are not uploaded together with
+the model alone.
+
+A folder of sentence-transformers holds a transformer, and beside it `modules.json` and a folder for every other module.
+Without them SentenceTransformer takes the mean over the tokens, whatever the original did. So a changed model takes
+these files along, too. A classifier that was made from a sentence encoder gets none of them: its architecture is
+another one.
 """
 
 import filecmp
-import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
@@ -21,8 +26,8 @@ from transformers.utils import CONFIG_NAME
 
 from collab_heads.errors import DataError
 from collab_heads.files.locks import PARTIAL
-from collab_heads.files.reading import own_file
-from collab_heads.saving.marks import is_changed
+from collab_heads.files.reading import own_file, parse_json, read_text
+from collab_heads.saving.marks import auto_map, is_changed
 from collab_heads.saving.ties import first_weights, read_metadata
 from collab_heads.saving.vocabularies import (
     VOCABULARY,
@@ -33,7 +38,7 @@ from collab_heads.saving.vocabularies import (
     tokens_in,
     trimmed_digest,
 )
-from collab_heads.sites.record import FIELD, TRIMMED
+from collab_heads.sites.record import FIELD, TRIMMED, trimmed_vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +56,41 @@ READ_WITH_OTHERS = (  # by transformers, if a tokenizer of another form is saved
 )
 PATTERNS = (*READ_WITH_OTHERS, "vocab.*", "*.model", "*.spm")  # the last two of sentencepiece
 OF_PROCESSORS = ("*preprocessor_config.json", "processor_config.json")
+MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
+OF_ENCODERS = (MODULES, SETTINGS, "sentence_*_config.json")
+CLASSES = ("SentenceTransformer", "CrossEncoder", "SparseEncoder", "MultiVectorEncoder")
+THEIRS = "sentence_transformers."  # module of the classes that come with sentence-transformers
+
+
+def source_of(config: PretrainedConfig) -> Path | None:
+    """Return the folder that a model was loaded from, by its path or in the cache of the Hub; None if unknown."""
+    name = getattr(config, "_name_or_path", "")
+    if not name or Path(name).is_dir():
+        return Path(name) if name else None
+    try:
+        cached = try_to_load_from_cache(name, CONFIG_NAME, revision=getattr(config, "_commit_hash", None))
+    except ValueError:  # not the name of a repository
+        return None
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
+def stored(file: Path, field: str) -> object:
+    """Return a field of a JSON file; None if there is none, or no such file."""
+    try:
+        return parse_json(read_text(file)).get(field)
+    except (DataError, ValueError, AttributeError):
+        return None
+
+
+@contextmanager
+def warning_of_failure(what: str, source: Path, folder: Path) -> Iterator[None]:
+    """Make a copy that fails a warning: it never stops the weights."""
+    try:
+        yield
+    except (OSError, DataError) as error:
+        logger.warning(
+            "%s in %s cannot be copied to %s: %s; put what is missing there yourself", what, source, folder, error
+        )
 
 
 def bring_tokenizer(
@@ -109,12 +149,9 @@ def vocabulary_metadata(config: PretrainedConfig) -> dict[str, str]:
 
 def stored_digest(folder: Path | None) -> object:
     """Return the digest of the vocabulary that a folder records for its model; None if it records none."""
-    if folder is None or not (file := folder / CONFIG_NAME).is_file():
+    if folder is None:
         return None
-    try:
-        said = json.loads(file.read_bytes()).get(TRIMMED)
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return None
+    said = stored(folder / CONFIG_NAME, TRIMMED)
     if isinstance(said, dict) and said.get("digest") is not None:
         return said["digest"]
     return next((read_metadata(each).get(VOCABULARY) for each in first_weights(folder)), None)
@@ -125,14 +162,12 @@ def copy_files(source: Path, folder: Path, patterns: Collection[str]) -> None:
     found = files_in(source, patterns)
     if any(file.name == "tokenizer_config.json" and b'"auto_map"' in file.read_bytes() for file in found):
         return  # the tokenizer is custom code, which would have to be copied, too
-    try:
+    with warning_of_failure("the tokenizer", source, folder):
         for file in [own_file(each, source) for each in found]:  # all are checked before any is copied
             partial = folder / (file.name + PARTIAL)
             shutil.copyfile(file, partial)
             os.replace(partial, folder / file.name)
         delete_others(folder, {file.name for file in found})
-    except (OSError, DataError) as error:
-        logger.warning("the tokenizer in %s cannot be copied to %s: %s; save it there yourself", source, folder, error)
 
 
 def delete_others(folder: Path, names: Collection[str]) -> None:
@@ -143,20 +178,7 @@ def delete_others(folder: Path, names: Collection[str]) -> None:
 
 
 def files_in(folder: Path, patterns: Collection[str] = (*PATTERNS, *OF_PROCESSORS)) -> list[Path]:
-    """Return the files of a tokenizer or processor in a folder."""
     return sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
-
-
-def source_of(config: PretrainedConfig) -> Path | None:
-    """Return the folder that a model was loaded from, by its path or in the cache of the Hub; None if unknown."""
-    name = getattr(config, "_name_or_path", "")
-    if not name or Path(name).is_dir():
-        return Path(name) if name else None
-    try:
-        cached = try_to_load_from_cache(name, CONFIG_NAME, revision=getattr(config, "_commit_hash", None))
-    except ValueError:  # not the name of a repository
-        return None
-    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def take_back(config: PretrainedConfig, folder: Path) -> None:
@@ -177,6 +199,78 @@ def save_tokenizer(stock: Callable, tokenizer: PreTrainedTokenizerBase, save_dir
 
 
 def holds_ours(folder: Path) -> bool:
-    """Return True if a folder holds the config of a changed or trimmed model."""
     config = folder / CONFIG_NAME
     return config.is_file() and any(name.encode() in config.read_bytes() for name in (FIELD, TRIMMED))
+
+
+def encoder_class(folder: Path) -> str | None:
+    """Return the class of sentence-transformers that loads a folder, or that is saving one there; None for no class."""
+    if not any((folder / name).is_file() for name in (MODULES, SETTINGS)):
+        return None
+    said = stored(folder / SETTINGS, "model_type")  # older folders do not say
+    return said if said in CLASSES else CLASSES[0]
+
+
+def same_source(config: PretrainedConfig) -> Path | None:
+    """Return the folder that a model was loaded from, if it has the architecture that is there; else None."""
+    if (source := source_of(config)) is None or not config.architectures:
+        return None
+    if stored(source / CONFIG_NAME, "architectures") == config.architectures:
+        return source
+    # sentence-transformers loads the base model, also where the config of the folder names another class
+    is_base = auto_map(config).get("AutoModel", "").endswith(f".{config.architectures[0]}")
+    return source if is_base and (source / MODULES).is_file() else None
+
+
+def encoder_source(config: PretrainedConfig) -> Path | None:
+    """Return the sentence-transformers folder whose transformer a model was loaded from; None for any other model."""
+    source = same_source(config)
+    return source if source is not None and (source / MODULES).is_file() else None
+
+
+def bring_modules(config: PretrainedConfig, folder: Path) -> None:
+    """Copy the other modules of a changed sentence encoder to its save folder, if no list of modules is there."""
+    if not (is_changed(config) or trimmed_vocabulary(config) is not None) or encoder_class(folder):
+        return
+    source = encoder_source(config)
+    if source is None or source.resolve() == folder.resolve():
+        return
+    with warning_of_failure("the modules of sentence-transformers", source, folder):
+        if all(str(module.get("type", THEIRS)).startswith(THEIRS) for module in listed(source)):  # no custom code
+            copy_modules(source, folder)
+
+
+def copy_modules(source: Path, folder: Path) -> None:
+    """Copy what makes a sentence-transformers folder, if it is one: its settings and the folders of other modules.
+
+    Raises:
+        DataError: if the list of modules cannot be read, or a file leads out of `source`; nothing is copied then.
+    """
+    if not (source / MODULES).is_file():
+        return
+    inside = [own_file(source / module["path"], source) for module in listed(source) if module.get("path")]
+    folders = [path for path in inside if path.is_dir()]  # modules without settings have no folder in a repository
+    files = sorted(path for pattern in OF_ENCODERS for path in source.glob(pattern))
+    for path in (*files, *(path for each in folders for path in each.rglob("*"))):
+        own_file(path, source)
+    for path in folders:
+        shutil.copytree(path, folder / path.relative_to(source), dirs_exist_ok=True)
+    for path in files:
+        shutil.copyfile(path, folder / path.name)
+
+
+def listed(source: Path) -> list[dict]:
+    """Return the modules that a sentence-transformers folder lists.
+
+    Raises:
+        DataError: if the list cannot be read.
+    """
+    file = source / MODULES
+    try:
+        modules = parse_json(read_text(file))
+    except ValueError as error:
+        raise DataError(f"{file}: {error}") from error
+    is_list = isinstance(modules, list) and all(isinstance(module, dict) for module in modules)
+    if not is_list or not all(isinstance(module.get("path", ""), str) for module in modules):
+        raise DataError(f"{file} holds no list of modules and their paths: copy it from the original again")
+    return modules

@@ -5,8 +5,8 @@ import gzip
 import pytest
 from known_heads import DOGS, SINGS, TREEBANK, rows
 
-from collab_heads.analysis.treebank.conllu import read_conllu
 from collab_heads.errors import DataError
+from collab_heads.files.conllu import read_conllu
 
 NEWLINE = b"\n"
 

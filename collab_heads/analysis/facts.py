@@ -1,10 +1,11 @@
-"""The facts that `collab-heads inspect` shows: for people (`str`) and for machines (`to_dict`)."""
+"""The facts that `inspect` returns: for people (`str`) and for machines (`to_dict`)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from collab_heads.base.report import Cell, Report, table_of
+from collab_heads.heads.report import AlphaReport, GateReport
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,8 @@ class ModelFacts(Report):
         family: the facts about its type.
         sites: its attention modules, in order.
         blocks: its feed-forward blocks, in order; none if the adapter does not say where they are.
+        gates: the gates of its heads; no sites where there are none, or a name on the Hub was given.
+        alphas: its alphas, likewise.
         parameters: of the whole model.
         vocabulary: the tokens "before" and "after" the vocabulary was trimmed; None if it was not.
     """
@@ -142,6 +145,8 @@ class ModelFacts(Report):
     family: FamilyFacts
     sites: Sequence[SiteFacts]
     blocks: Sequence[BlockFacts]
+    gates: GateReport
+    alphas: AlphaReport
     parameters: int
     vocabulary: Mapping[str, int] | None = None
 
@@ -155,6 +160,7 @@ class ModelFacts(Report):
 
     def lines(self) -> list[str]:
         tables = [[f"{self.model}: {self.model_class}", str(self.family)], super().lines(), self.about_blocks()]
+        tables += [[str(report)] for report in (self.gates, self.alphas) if report.sites]
         if self.vocabulary is not None:
             tables.append([f"vocabulary: {self.vocabulary['after']:,} of {self.vocabulary['before']:,} tokens"])
         return ["\n\n".join("\n".join(lines) for lines in tables if lines)]

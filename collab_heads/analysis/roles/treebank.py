@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from collab_heads.analysis.treebank.conllu import Sentence, Span, read_conllu
 from collab_heads.base.checks import is_count
 from collab_heads.errors import ArgumentError, DataError
+from collab_heads.files.conllu import Sentence, Span, read_conllu
 from collab_heads.saving.vocabularies import check_words
 
 NOTHING = -1  # the unit of a token that is part of no word

@@ -14,7 +14,7 @@ from model_runs import swap
 from transformers import AutoModel, BertForMaskedLM, BertForSequenceClassification
 
 from collab_heads import fold_heads, model_card, prune_heads, swap_to_gated
-from collab_heads.saving.sentence_encoder import encoder_class
+from collab_heads.saving.source_files import encoder_class
 from families import FAMILIES
 
 ROOT = Path(__file__).parents[2]

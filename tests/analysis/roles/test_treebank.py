@@ -5,9 +5,9 @@ import torch
 import translation_models
 from known_heads import PIECES, TREEBANK, rows, word_pieces
 
-from collab_heads.analysis.treebank.conllu import read_conllu
-from collab_heads.analysis.treebank.treebank import Treebank, longest_input
+from collab_heads.analysis.roles.treebank import Treebank, longest_input
 from collab_heads.errors import ArgumentError, DataError
+from collab_heads.files.conllu import read_conllu
 from families import FAMILIES
 
 

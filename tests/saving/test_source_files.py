@@ -10,7 +10,7 @@ from model_runs import swap
 from transformers import AutoModel, AutoTokenizer, BertForSequenceClassification
 
 from collab_heads import fold_heads, prune_heads
-from collab_heads.saving.tokenizer_files import files_in, source_of, take_back
+from collab_heads.saving.source_files import files_in, source_of, take_back
 from families import FAMILIES
 
 TEXT = "she can chase"

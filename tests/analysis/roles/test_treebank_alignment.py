@@ -4,9 +4,9 @@ import pytest
 import translation_models
 from known_heads import CLS, DOGS, PIECES, SEP, SINGS, rows, word_pieces
 
-from collab_heads.analysis.treebank.conllu import read_conllu
-from collab_heads.analysis.treebank.treebank import align, piece_spans
+from collab_heads.analysis.roles.treebank import align, piece_spans
 from collab_heads.demo import corpus
+from collab_heads.files.conllu import read_conllu
 
 
 def parsed(folder, text):

@@ -1,1 +1,0 @@
-"""Sentences with gold dependencies, and the alignment of their words to tokens."""
