@@ -32,6 +32,7 @@ def test_what_is_installed_is_not_missing(extra):
 @pytest.fixture
 def nothing(monkeypatch):
     """No package of an extra is installed."""
+    assert run_glue.parse  # imported while they are
     for packages in EXTRAS.values():
         for module in packages.values():
             monkeypatch.setitem(sys.modules, module, None)
