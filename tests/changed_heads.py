@@ -8,10 +8,9 @@ import torch
 from model_inputs import cast
 from model_runs import main_output, of_dtype, swap
 from model_sizes import HEADS, KINDS, NARROW
+from opening import alphas_in, gates_in
 
 import collab_heads
-from collab_heads.heads.alpha import mixed_sites
-from collab_heads.heads.gating import gated_sites
 
 ORIGINS = (None, *KINDS)  # the query/key projection that a model has before its heads change
 LOG_ALPHAS = ((-3.0, 3.0, 1.0, 0.0), (1.0, -2.0, 0.5, -1.0), (-1.0, -2.0, 4.0, -0.5), (2.0, -1.0, 0.5, 1.0))
@@ -40,7 +39,7 @@ def gate(model, *, empty=True, **options) -> None:
     """Put learned gates on all heads and set them: some closed, some half open."""
     collab_heads.swap_to_gated(model, **options)
     closed = emptied(model) if empty else set()
-    for index, (site, gates) in enumerate(gated_sites(model, collab_heads.get_adapter(model))):
+    for index, (site, gates) in enumerate(gates_in(model)):
         values = [-1.0] * HEADS if site.path in closed else LOG_ALPHAS[index % len(LOG_ALPHAS)]
         gates.log_alpha.data.copy_(torch.tensor(values[: site.num_heads]))
 
@@ -54,7 +53,7 @@ def set_gates(projection, values) -> None:
 def mix(model) -> None:
     """Mix the heads of all sites that have two, by another random matrix at every site."""
     collab_heads.swap_to_alpha(model, sites=[site.path for site in adapter_sites(model) if site.num_heads > 1])
-    for index, (site, mixing) in enumerate(mixed_sites(model, collab_heads.get_adapter(model))):
+    for index, (site, mixing) in enumerate(alphas_in(model)):
         mixing.alpha.copy_(random_alpha(site.num_heads, index))
 
 

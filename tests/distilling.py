@@ -22,7 +22,7 @@ def random_batches(count: int, seed: int = 5, rows: int = 4) -> list[dict]:
 def changed_pair(family: str = "bert", kind: str = "shared+values", dim: int = 16, **more):
     """A model and its original."""
     model = FAMILIES[family].build()
-    swap(model, kind, dim, **more)
+    swap(model, kind, dim, tol=1e-4, **more)
     original = FAMILIES[family].build()
     with torch.no_grad():  # transformers hooks into a model when states are first asked for, and stays there
         for each in (model, original):

@@ -3,9 +3,8 @@
 import random
 from pathlib import Path
 
+from later import run_image_classification
 from PIL import Image, ImageDraw
-
-import run_image_classification
 
 COMMON = "--learning_rate 3e-3 --num_train_epochs 2 --per_device_eval_batch_size 16 --seed 1 --cpu".split()
 SIZES = "--d_model 32 --num_layers 2 --num_heads 4 --d_ff 64 --image_size 16 --patch_size 4".split()

@@ -18,8 +18,10 @@ import collab_heads
 def swap(model: PreTrainedModel, kind: str, dim=None, **more):
     """The swap that the contract is about; of a kind with values these are as wide as before where `dim` is None.
 
-    Where heads cannot share queries and keys, or those cannot be narrower, values stand in for them.
+    Where heads cannot share queries and keys, or those cannot be narrower, values stand in for them. How near a narrow
+    projection comes is not asked: the fit stops early.
     """
+    more.setdefault("tol", 0.05)
     can = collab_heads.get_adapter(model).capabilities
     if "collaborative" not in can and not ("per_head" in can and kind.removesuffix("+values") == "per_head"):
         kind = "stock+values"
@@ -100,3 +102,8 @@ def sites(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
     """path -> attention module."""
     found = collab_heads.get_adapter(model).sites(model)
     return {site.path: model.base_model.get_submodule(site.path) for site in found}
+
+
+def swapped(model: PreTrainedModel) -> list[bool]:
+    """Whether the queries and keys of each site are collaborative."""
+    return [getattr(module, "query_key", None) is not None for module in sites(model).values()]

@@ -14,8 +14,7 @@ import pytest
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
-
-import run_glue
+from later import run_glue
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN = "--learning_rate 3e-3 --num_train_epochs 2 --per_device_eval_batch_size 16 --cpu".split()

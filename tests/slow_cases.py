@@ -13,6 +13,11 @@ from families import is_left_to_slow
 ALL_SLOW = re.compile(r"^pytestmark = \[?pytest\.mark\.slow\b", re.MULTILINE)
 
 
+def slow(*cases):
+    """Return the cases of a parametrisation, each a value or a tuple of several, as slow ones."""
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]
+
+
 def leaves_slow_out(config):
     """Return True if slow tests are neither read nor built: by default, unless tests are named one by one."""
     return config.option.markexpr == "not slow" and not any("::" in argument for argument in config.args)

@@ -15,13 +15,12 @@ import pytest
 import torch
 import transformers
 from model_inputs import batch, cast, cross_batch, repadded
-from model_runs import aligned, attention_maps, main_output, output, pickled, set_backend, sites, swap
+from model_runs import aligned, attention_maps, main_output, output, pickled, set_backend, sites, swap, swapped
 from model_sizes import EXACT, EXACT64, FP32_NOISE, HEAD_WIDTH, HEADS, KINDS, NARROW
 from opening import layers_of
 from transformers import AutoConfig
 
 import collab_heads
-from collab_heads.layers.query_key import is_swapped
 from collab_heads.layers.shared_query_key import ALIGNMENT
 from families import FAMILIES, each, is_sibling, make
 
@@ -62,7 +61,7 @@ def assert_lossless(family, kind, backend):
     inputs = family.inputs()
     before, sites_before = output(model, inputs), site_outputs(model, inputs)
     swap(model, kind)
-    assert all(is_swapped(module) for module in sites(model).values())
+    assert all(swapped(model))
     sites_after = site_outputs(model, inputs)
     assert sites_before.keys() == sites_after.keys()
     assert sum(map(len, sites_before.values())) == family.num_maps
@@ -422,7 +421,7 @@ def assert_same_sites(ours, theirs, paths):
     assert paths
     for path in paths:
         ours_at, theirs_at = (sites(model)[path].state_dict() for model in (ours, theirs))
-        assert is_swapped(sites(ours)[path])
+        assert hasattr(sites(ours)[path], "query_key")
         assert ours_at.keys() == theirs_at.keys()
         assert [name for name in ours_at if not torch.equal(ours_at[name], theirs_at[name])] == []
 

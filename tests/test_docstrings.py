@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from public_names import PUBLIC, functions
+from public_names import functions, objects
 
 from collab_heads.base.extras import is_installed
 
@@ -42,7 +42,7 @@ SHOWN = [
 
 def without_docstring(name: str) -> list[str]:
     """A public name and its public methods, where they have no docstring."""
-    named = PUBLIC[name]
+    named = objects()[name]
     members = vars(named) if inspect.isclass(named) else {}
     methods = [key for key, value in members.items() if not key.startswith("_") and inspect.isfunction(value)]
     return [name] * (not inspect.getdoc(named)) + [
@@ -51,7 +51,7 @@ def without_docstring(name: str) -> list[str]:
 
 
 def test_every_public_name_has_a_docstring():
-    assert PUBLIC and [each for name in PUBLIC for each in without_docstring(name)] == []
+    assert objects() and [each for name in objects() for each in without_docstring(name)] == []
 
 
 def test_what_a_public_function_returns_is_in_the_reference():
@@ -71,8 +71,8 @@ def test_examples_in_docstrings_run(name):
     torch.manual_seed(0)
     if name in NEEDS and not is_installed(NEEDS[name]):
         pytest.skip(f"the example needs {NEEDS[name]}")
-    function = PUBLIC[name]
-    (found,) = doctest.DocTestFinder(recurse=False).find(inspect.unwrap(function), name, globs=dict(PUBLIC))
+    function = objects()[name]
+    (found,) = doctest.DocTestFinder(recurse=False).find(inspect.unwrap(function), name, globs=dict(objects()))
     assert found.examples, f"{name} shows no example"
     said: list[str] = []
     assert doctest.DocTestRunner().run(found, out=said.append).failed == 0, "".join(said)
@@ -111,8 +111,8 @@ def without_text(named, name: str) -> list[str]:
 
 
 def test_the_reference_says_what_every_parameter_is():
-    shown = [name for name in PUBLIC if name not in SAID_ELSEWHERE]
-    assert [each for name in shown for each in without_text(PUBLIC[name], name)] == []
+    shown = [name for name in objects() if name not in SAID_ELSEWHERE]
+    assert [each for name in shown for each in without_text(objects()[name], name)] == []
 
 
 def test_parameters_without_text_are_seen():

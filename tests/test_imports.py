@@ -81,10 +81,15 @@ def layer(name: str) -> int:
     return found[max(found, key=len)]
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
 def imports(source: str) -> list[tuple[str, str]]:
     """(module, name) of every import at any depth; name is empty for `import module`."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             found += [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -207,7 +212,7 @@ def test_the_package_draws_nothing_until_it_is_asked():
 
 def at_once(source: str) -> str:
     """The imports that run with the module."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     later = {id(node) for each in ast.walk(tree) if runs_later(each) for node in ast.walk(each)}
     first = [each for each in ast.walk(tree) if isinstance(each, ast.Import | ast.ImportFrom) and id(each) not in later]
     return "\n".join(map(ast.unparse, first))
@@ -221,7 +226,7 @@ def runs_later(node: ast.AST) -> bool:
 @cache
 def at_import(source: str) -> str:
     """The imports that happen when the module is imported: at top level, under no condition."""
-    nodes = [node for node in ast.parse(source).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    nodes = [node for node in parsed(source).body if isinstance(node, ast.Import | ast.ImportFrom)]
     return ast.unparse(ast.Module(nodes, []))
 
 

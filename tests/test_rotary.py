@@ -7,7 +7,7 @@ import pytest
 import torch
 from changed_heads import output_projections
 from model_inputs import batch
-from model_runs import output, set_backend, sites
+from model_runs import output, set_backend, sites, swapped
 from model_sizes import HEAD_WIDTH, HEADS, LAYERS
 from test_value_contract import assert_lossless
 from transformers import AttentionInterface, AttentionMaskInterface, StaticCache
@@ -29,7 +29,6 @@ from collab_heads.adapters import llama, modernbert
 from collab_heads.analysis import head_statistics
 from collab_heads.errors import ArgumentError, ConfigError, ModelStateError, ShapeError, UnsupportedModelError
 from collab_heads.layers import rotary_attention as rotary
-from collab_heads.layers.query_key import is_swapped
 from collab_heads.layers.rotary_attention import rotary_attention
 from collab_heads.layers.rotary_query_key import RotaryQueryKey
 from collab_heads.rotation.rules import slot_scores
@@ -76,7 +75,7 @@ def test_any_heads_can_go(name, heads, backend):
     for site in get_adapter(model).sites(model):
         assert (site.num_heads, site.num_key_heads) == (len(left), len(key_heads))
     equal = len({sum(head // 2 == key for head in left) for key in key_heads}) <= 1
-    assert all(is_swapped(module) != equal or not left for module in sites(model).values())
+    assert all(changed != equal or not left for changed in swapped(model))
 
 
 @of_every_family

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 import torch
+from later import Later
 from model_sizes import VOCABULARY
 from public_names import functions
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -16,7 +17,7 @@ import collab_heads
 from collab_heads.errors import UnsupportedModelError
 from families import FAMILIES
 
-sentence_transformers = pytest.importorskip("sentence_transformers")
+sentence_transformers = Later("sentence_transformers", optional=True)
 LOSSLESS = 1e-5  # of embeddings of length 1 in float32; seen: 1e-7
 SENTENCES = ["w5 w9 w20", "w7", "w31 w8 w15 w60 w12 w3 w44", "w20 w9 w5 w50"]
 

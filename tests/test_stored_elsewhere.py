@@ -4,11 +4,12 @@ import json
 
 import pytest
 import torch
+import transformers
 from huggingface_hub import ModelCard
 from known_heads import word_pieces
 from load_without_package import refusal
 from model_runs import aligned, output, swap
-from transformers import BertForSequenceClassification, Trainer, TrainingArguments, pipeline
+from transformers import BertForSequenceClassification, pipeline
 
 from collab_heads import fold_heads, prune_heads
 from collab_heads.saving.marks import SENTENCE, SOURCE, WEIGHTS
@@ -41,8 +42,8 @@ def assert_marked(folder):
 @pytest.fixture
 def trained(model, tmp_path):
     arguments = {"max_steps": 2, "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "report_to": "none"}
-    settings = TrainingArguments(str(tmp_path), **arguments, load_best_model_at_end=True, use_cpu=True)
-    return Trainer(model, settings, train_dataset=ROWS, eval_dataset=ROWS)
+    settings = transformers.TrainingArguments(str(tmp_path), **arguments, load_best_model_at_end=True, use_cpu=True)
+    return transformers.Trainer(model, settings, train_dataset=ROWS, eval_dataset=ROWS)
 
 
 def test_trainer_stores_goes_on_and_loads_the_best(trained, tmp_path):

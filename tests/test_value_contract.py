@@ -13,7 +13,7 @@ from changed_heads import change_heads, loss, mix, output_projections, projected
 from model_inputs import cast
 from model_runs import aligned, output, set_backend, sites, swap
 from model_sizes import EXACT, EXACT64, HEAD_WIDTH, HEADS, NARROW, NARROW_VALUES, WITH_VALUES
-from opening import layers_of
+from opening import layers_of, record_of
 from test_head_contract import assert_pruned_equals_gated, assert_same_state
 from unchanged import refused
 
@@ -30,8 +30,6 @@ from collab_heads import (
 from collab_heads.errors import ArgumentError, ModelStateError
 from collab_heads.fitting import values
 from collab_heads.layers.layout import weight_of, widths
-from collab_heads.layers.query_key import is_swapped
-from collab_heads.sites.record import CollabConfig
 from families import FAMILIES, LAYOUTS, cannot_share
 
 REGULARISED = 1e-6  # the little that is added to covariances depends on the basis; differences seen: 2e-8
@@ -177,7 +175,7 @@ def test_what_changes(name, kind):
         values = reported.dim_value, reported.dim_value_asked, reported.dim_value_exact
         assert values == (NARROW_VALUES * of_keys, NARROW_VALUES * of_keys, EXACT * of_keys)
         assert 0 < reported.variance_lost < 1
-        state = CollabConfig.of(model.config).site(site.site).values
+        state = record_of(model).site(site.site).values
         assert (state.dim, state.dim_head) == (PER_HEAD, HEAD_WIDTH)
         parts = (site.query_key, site.value, site.output)
         assert reported.parameters_after == sum(p.numel() for part in parts for p in part.parameters())
@@ -341,8 +339,8 @@ def test_all_heads_removed():
     model = family.build()
     swap(model, "shared+values", 20)
     prune_heads(model, heads={"encoder.layer.0.attention.self": [0, 1, 2, 3]})
-    record = CollabConfig.of(model.config).sites
+    record = record_of(model).sites
     assert [state.values is None for state in record.values()] == [True, False]
-    assert not is_swapped(sites(model)["encoder.layer.0.attention.self"])
+    assert not hasattr(sites(model)["encoder.layer.0.attention.self"], "query_key")
     report = swap_to_collaborative(model, dim_value=4)
     assert [site.path for site in report.sites] == ["encoder.layer.1.attention.self"]

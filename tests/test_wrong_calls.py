@@ -15,7 +15,7 @@ import torch
 from changed_heads import gate, mix
 from model_inputs import batch
 from model_runs import swap
-from public_names import PUBLIC, functions
+from public_names import functions, objects
 from safetensors.torch import save_file
 from tokenizers_made import FEW, fast
 from transformers import BertConfig, BertModel, PreTrainedModel, PreTrainedTokenizerFast
@@ -275,7 +275,7 @@ def in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 
 def parameters(public: str) -> list[str]:
-    found = inspect.signature(PUBLIC[public]).parameters.values()
+    found = inspect.signature(objects()[public]).parameters.values()
     return [each.name for each in found if each.kind is not each.VAR_KEYWORD]
 
 
@@ -300,7 +300,7 @@ def odd_calls(public: str, folder: Path) -> tuple[int, list[str]]:
 def raw_answers(public: str, folder: Path, wrong: dict[str, Callable[[], dict]]) -> tuple[int, list[str]]:
     """Call a function with each of some wrong arguments."""
     call, made, found = CALLS[public], 0, []
-    function = call.function or PUBLIC[public]
+    function = call.function or objects()[public]
     model = None if call.build is None else call.build()
     before = None if model is None else snapshot(model)
     for name, make in wrong.items():

@@ -3,10 +3,11 @@
 import random
 
 import torch
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+import transformers
+from transformers import BertConfig, BertForSequenceClassification
 
+import collab_heads.training
 from collab_heads import swap_to_alpha, swap_to_gated
-from collab_heads.training import HeadTraining
 
 WORDS, EXAMPLES, EPOCHS, BATCH = 60, 40, 2, 8
 STEPS = EPOCHS * EXAMPLES // BATCH
@@ -56,11 +57,13 @@ def adapted(model):
     return wrapped
 
 
-def trainer_of(model, folder, heads=None, kind=Trainer, **arguments):
+def trainer_of(model, folder, heads=None, kind=None, **arguments):
     """A Trainer of a model, with a HeadTraining if there is one."""
     defaults = {"num_train_epochs": EPOCHS, "per_device_train_batch_size": BATCH, "learning_rate": 1e-3}
-    args = TrainingArguments(str(folder), **{**defaults, "save_strategy": "no", **QUIET, **arguments})
-    trainer = kind(model=model, args=args, train_dataset=examples(), eval_dataset=examples(16, seed=1))
+    args = transformers.TrainingArguments(str(folder), **{**defaults, "save_strategy": "no", **QUIET, **arguments})
+    trainer = (kind or transformers.Trainer)(
+        model=model, args=args, train_dataset=examples(), eval_dataset=examples(16, seed=1)
+    )
     return trainer if heads is None else heads.attach(trainer)
 
 
@@ -76,6 +79,10 @@ def same_weights(first, second):
     return [name for name in ours if not torch.equal(ours[name], theirs[name])]
 
 
+def head_training(**options):
+    return collab_heads.training.HeadTraining(**options)  # which imports transformers' Trainer
+
+
 def exact(**options):
     """A HeadTraining to three heads, in half of the training."""
-    return HeadTraining(target_heads=3, steps=0.5, **options)
+    return head_training(target_heads=3, steps=0.5, **options)

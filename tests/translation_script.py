@@ -6,10 +6,9 @@ from pathlib import Path
 
 import torch
 import translation_models
+from later import run_translation
 from safetensors.torch import load_file
 from scripts import LAUNCH
-
-import run_translation
 
 COMMON = (
     "--source_lang xx --target_lang en --max_source_length 40 --max_target_length 40 --num_beams 1 --max_tokens 400 "

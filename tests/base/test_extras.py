@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from later import run_glue
 
-import run_glue
 from collab_heads import CollabHeadsError, swap_to_collaborative
 from collab_heads.base.extras import EXTRAS, MissingPackageError, check_extra, exit_without, missing
 from collab_heads.demo import model_folder
@@ -32,6 +32,7 @@ def test_what_is_installed_is_not_missing(extra):
 @pytest.fixture
 def nothing(monkeypatch):
     """No package of an extra is installed."""
+    assert run_glue.parse  # imported while they are
     for packages in EXTRAS.values():
         for module in packages.values():
             monkeypatch.setitem(sys.modules, module, None)

@@ -19,6 +19,7 @@ def test_files_names_and_imports_are_counted(house):
     assert internal > of_errors > 0 < public
 
 
+@pytest.mark.slow
 def test_every_opening_of_a_model_is_counted(house):
     """A function that has another name now would be counted as never called."""
     assert all(count > 0 for count in house.opens().values())

@@ -6,7 +6,7 @@ import pytest
 import torch
 from model_configs import bert_config, marian_config, t5_config
 from model_inputs import batch
-from model_runs import aligned, output, sites
+from model_runs import aligned, output, sites, swapped
 from model_sizes import EXACT, FP32_NOISE, HEADS, KINDS
 from transformers import (
     AutoModel,
@@ -22,7 +22,6 @@ from unchanged import assert_unchanged, snapshot
 
 from collab_heads import collaborative_config, get_adapter, swap_to_collaborative
 from collab_heads.errors import ArgumentError, ModelStateError, UnsupportedModelError
-from collab_heads.layers.query_key import is_swapped
 from collab_heads.layers.shared_query_key import MIXING_STD, block_mixing
 from families import FAMILIES
 
@@ -58,7 +57,7 @@ def test_from_config(name, mixing, dim):
     assert config.to_dict() == before
     for cls in (AutoModel, TASKS[name]):
         model = build(cls, ours)
-        swapped = {path: module for path, module in sites(model).items() if is_swapped(module)}
+        swapped = {path: module for path, module in sites(model).items() if hasattr(module, "query_key")}
         assert swapped.keys() == ours.collab_heads["sites"].keys()
         assert len(swapped) == (2 if isinstance(dim, dict) else len(sites(model)))
         assert torch.isfinite(output(model, inputs(name))).all()
@@ -276,5 +275,5 @@ def test_the_stock_config_stays_usable(name):
     config = CONFIGS[name]()
     ours = collaborative_config(config, 16)
     assert not hasattr(config, "collab_heads")
-    assert not any(is_swapped(module) for module in sites(build(AutoModel, copy.deepcopy(config))).values())
-    assert all(is_swapped(module) for module in sites(build(AutoModel, ours)).values())
+    assert not any(swapped(build(AutoModel, copy.deepcopy(config))))
+    assert all(swapped(build(AutoModel, ours)))

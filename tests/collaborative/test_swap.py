@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from model_configs import bert_config
-from model_runs import sites, swap
+from model_runs import sites, swap, swapped
 from model_sizes import EXACT, HEAD_WIDTH, HEADS, KINDS
 from torch import nn
 from transformers import BertModel, GPTNeoConfig, GPTNeoModel, LlamaConfig, LlamaModel
@@ -18,7 +18,6 @@ from collab_heads.adapters.bert import BertAdapter
 from collab_heads.adapters.marian import MarianAdapter
 from collab_heads.errors import ArgumentError, ModelStateError, NonFiniteError, UnsupportedModelError
 from collab_heads.fitting.fit import SiteFit
-from collab_heads.layers.query_key import is_swapped
 from families import FAMILIES, make
 
 LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"
@@ -30,7 +29,7 @@ def bert():
 
 def widths(model):
     """path -> width, of the swapped sites."""
-    return {path: module.query_key.state.dim for path, module in sites(model).items() if is_swapped(module)}
+    return {path: module.query_key.state.dim for path, module in sites(model).items() if hasattr(module, "query_key")}
 
 
 @pytest.mark.parametrize(
@@ -186,7 +185,7 @@ def test_training_modes_are_kept(kind):
 @pytest.mark.parametrize("adapter", (BertAdapter, BertAdapter()), ids=("class", "instance"))
 def test_adapter_may_be_a_class_or_an_instance(adapter):
     expected, model = bert(), bert()
-    swap(expected, "shared", 12)
+    swap_to_collaborative(expected, dim_shared_query_key=12)
     swap_to_collaborative(model, adapter, 12)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, expected.state_dict()[name])
@@ -418,7 +417,7 @@ def test_adapters_that_were_unloaded_are_none():
     model = bert()
     model.peft_config = {"default": SimpleNamespace()}
     swap_to_collaborative(model, dim_shared_query_key=16)
-    assert all(map(is_swapped, sites(model).values()))
+    assert all(swapped(model))
 
 
 def neo_config() -> GPTNeoConfig:

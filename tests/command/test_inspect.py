@@ -10,11 +10,11 @@ import commands
 import huggingface_hub
 import pytest
 import torch
+from opening import gates_in
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, BertModel
 
 from collab_heads import (
-    get_adapter,
     prune_heads,
     prune_neurons,
     supported_model_types,
@@ -24,7 +24,6 @@ from collab_heads import (
 )
 from collab_heads.command import main
 from collab_heads.errors import ArgumentError, DataError, NonFiniteError, UnsupportedModelError
-from collab_heads.heads.gating import gated_sites
 
 FIRST, SECOND = ("encoder.layer.0.attention.self", "encoder.layer.1.attention.self")
 
@@ -64,7 +63,7 @@ def test_every_change_is_seen_without_the_weights(bert, tmp_path, monkeypatch):
     swap_to_gated(model)
     swap_to_alpha(model, sites=FIRST)
     with torch.no_grad():
-        for _, gates in gated_sites(model, get_adapter(model)):
+        for _, gates in gates_in(model):
             gates.log_alpha[-1] = -9.0
     model.save_pretrained(tmp_path)
     monkeypatch.setattr(BertModel, "from_pretrained", None)

@@ -342,6 +342,7 @@ def test_quiet_is_no_part_of_the_work(monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+@pytest.mark.slow
 def test_an_interrupt_while_torch_is_imported_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "torch.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
     monkeypatch.syspath_prepend(tmp_path)

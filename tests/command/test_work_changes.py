@@ -6,14 +6,14 @@ import commands
 import pytest
 import torch
 import translation_script
+from opening import gates_in, record_of
 from tokenizers_made import FEW, fast
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BertModel, GPT2Config, GPT2LMHeadModel
 
 import tiny
-from collab_heads import get_adapter, swap_to_alpha, swap_to_collaborative, swap_to_gated
+from collab_heads import swap_to_alpha, swap_to_collaborative, swap_to_gated
 from collab_heads.errors import ArgumentError, DataError, ModelStateError, OutputError
-from collab_heads.heads.gating import gated_sites
-from collab_heads.sites.record import FIELD, CollabConfig
+from collab_heads.sites.record import FIELD
 
 QUICK = ("--refine_steps", "2", "--samples", "16")
 
@@ -61,7 +61,7 @@ def test_widths_by_role(marian, pairs, tmp_path):
     widths = ("--dim_shared_query_key", "enc-self=8,dec-enc=0.5", "--dim_value", "dec-enc=0.5", "--kind", "per_head")
     commands.run("swap", marian, *widths, "--data", *pairs, *QUICK, "--output_dir", tmp_path / "out")
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
-    sites = {state.role: state for state in CollabConfig.of(model.config).sites.values()}
+    sites = {state.role: state for state in record_of(model).sites.values()}
     assert sites.keys() == {"enc-self", "dec-enc"}
     cross = sites["dec-enc"]
     assert sites["enc-self"].query_key.dim < sites["enc-self"].num_heads * sites["enc-self"].query_key.dim_head
@@ -108,7 +108,7 @@ def test_importance_of_the_heads_of_a_language_model_and_a_translator(bert, mari
 def test_what_training_closed_is_removed_or_folded(bert, tmp_path):
     model = BertModel.from_pretrained(bert)
     swap_to_gated(model)
-    (_, gates), *_ = gated_sites(model, get_adapter(model))
+    (_, gates), *_ = gates_in(model)
     with torch.no_grad():
         gates.log_alpha[1:3] = -9.0
     swap_to_alpha(model, sites="encoder.layer.1.attention.self")

@@ -1,6 +1,7 @@
 """Whatever a flag is given, the command takes it or says in one line what is wrong."""
 
 import pytest
+from slow_cases import slow
 
 from collab_heads import CollabHeadsError
 from collab_heads.command import main
@@ -22,7 +23,10 @@ NEEDED = {
 }
 
 
-@pytest.mark.parametrize("name", main.COMMANDS)
+TRAININGS = ("glue", "translate", "images")  # import what trains
+
+
+@pytest.mark.parametrize("name", [*(name for name in main.COMMANDS if name not in TRAININGS), *slow(*TRAININGS)])
 def test_no_flag_ends_in_a_traceback(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     raw = []

@@ -14,6 +14,7 @@ import torch
 from compressing import ATTENTION, batches_of, first_site
 from model_runs import aligned, output
 from opening import layers_of
+from slow_cases import slow
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import compress, plan, prune_heads, swap_to_alpha, swap_to_collaborative, swap_to_gated
@@ -129,6 +130,7 @@ def test_errors_add_up_to_what_is_predicted():
         assert measured == pytest.approx(made.predicted(made.choose(budget)), rel=0.3)
 
 
+@pytest.mark.slow
 def test_an_error_is_kept_by_the_smallest_of_some_models():
     errors, sizes = [], []
     for max_error in (0.05, 0.2):
@@ -169,7 +171,7 @@ def test_the_smallest_of_those_that_keep_an_error_is_taken(monkeypatch):
     ],
     ids=["pruned", "without heads", "shared", "per_head", "values", "compressed"],
 )
-@pytest.mark.parametrize("name", ["bert", pytest.param("marian", marks=pytest.mark.slow), "t5"])
+@pytest.mark.parametrize("name", ["bert", *slow("marian", "t5")])
 def test_what_is_left_is_compressed_further(name, change):
     model = FAMILIES[name].build()
     change(model)

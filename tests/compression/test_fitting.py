@@ -1,10 +1,13 @@
 """The refit in order: least squares near the present weights, which makes up for the errors of the sites before."""
 
+import functools
+
 import pytest
 import torch
 from compressing import batches_of
 from model_runs import aligned, output
 from opening import layers_of
+from slow_cases import slow
 from unchanged import assert_unchanged, snapshot
 
 from collab_heads import compress, plan
@@ -29,7 +32,9 @@ def shifted(site):
     return {site.path: [RefittedOutput(OutputWeights(weight, shift))]}
 
 
+@functools.cache
 def measured_of(name, count=MANY):
+    """A plan, which nothing below changes."""
     return plan(FAMILIES[name].build().eval(), batches_of(FAMILIES[name], count), refine_steps=0)
 
 
@@ -66,7 +71,7 @@ def test_a_site_without_inputs_gets_a_bias():
     torch.testing.assert_close(found, targets.mean(0, keepdim=True))
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "marian"])
+@pytest.mark.parametrize("name", ["bert", *slow("gpt2", "marian")])
 def test_an_error_that_can_be_undone_is_undone(name):
     """A constant that is added to the output of the first site is taken out of it again."""
     made = measured_of(name)
@@ -201,6 +206,7 @@ def test_what_loses_as_much_on_other_portions_is_not_refitted(monkeypatch):
     assert refitted_in_order(made.measured, fitted) == {}
 
 
+@pytest.mark.slow
 def test_a_site_without_heads_gets_a_bias():
     made = measured_of("distilbert", 64)
     last = layers_of(made.measured.model).with_heads[-1]

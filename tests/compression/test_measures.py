@@ -6,6 +6,7 @@ import pytest
 import torch
 from compressing import batches_of
 from model_sizes import VOCABULARY
+from slow_cases import slow
 
 from collab_heads import compress, plan
 from collab_heads.compression.parts.table import size_with
@@ -48,7 +49,7 @@ def test_of_a_translator_sources_and_targets_are_cached_by_their_numbers():
     assert report.costs["cache"].share <= 0.5
 
 
-@pytest.mark.parametrize("name", ["marian", "t5"])
+@pytest.mark.parametrize("name", ["marian", *slow("t5")])
 @pytest.mark.parametrize("lengths", [[(9, 6)], [(13, 8), (14, 14)]], ids=["one batch", "two batches"])
 def test_a_budget_of_cache_takes_the_best_plan_of_exactly_its_size(name, lengths):
     """Whole numbers of elements, summed by hand: shares of tokens would be rounded, and some budgets just missed."""

@@ -4,6 +4,7 @@ import pytest
 import torch
 from compressing import batches_of
 from opening import layers_of
+from slow_cases import slow
 
 from collab_heads import compress, fold_heads, plan, prune_neurons
 from collab_heads.compression.parts.table import resized
@@ -21,10 +22,8 @@ def neurons_of(model):
     (
         ("bert", 1),
         ("marian", 2),
-        ("t5", 1),
-        ("clip", 2),
         ("gpt2", 1),
-        pytest.param("albert", 1, marks=pytest.mark.slow),
+        *slow(("t5", 1), ("clip", 2), ("albert", 1)),
     ),
 )
 def test_even_blocks_of_a_stack_have_as_many_neurons_or_none(name, stacks):
@@ -81,13 +80,15 @@ def test_an_unknown_shape_is_refused():
     "name, budget, parts",
     (
         ("bert", 0.8, "neurons"),
-        ("marian", 0.9, "neurons"),
-        ("t5", 0.5, ("query_key", "values", "neurons")),
         ("llama", 0.6, "heads"),
-        pytest.param("gpt2", 0.8, "neurons", marks=pytest.mark.slow),
-        pytest.param("vit", 0.8, ("query_key", "values"), marks=pytest.mark.slow),
-        pytest.param("gemma3", 0.6, "heads", marks=pytest.mark.slow),
-        pytest.param("clip", 0.8, "neurons", marks=pytest.mark.slow),
+        *slow(
+            ("marian", 0.9, "neurons"),
+            ("t5", 0.5, ("query_key", "values", "neurons")),
+            ("gpt2", 0.8, "neurons"),
+            ("vit", 0.8, ("query_key", "values")),
+            ("gemma3", 0.6, "heads"),
+            ("clip", 0.8, "neurons"),
+        ),
     ),
 )
 def test_uniform_models_are_stock_models_as_large(name, budget, parts):
@@ -102,6 +103,7 @@ def test_uniform_models_are_stock_models_as_large(name, budget, parts):
     assert all(value for part, value in found.items() if part in parts)
 
 
+@pytest.mark.slow
 def test_uniform_leaves_what_the_config_does_not_count_alone():
     """SigLIP's entry counts the neurons of its pooling, too; DINOv2 has one that it ignores."""
     for name in ("dinov2", "siglip"):
@@ -117,7 +119,7 @@ def test_uniform_changes_attention_as_a_whole(sites):
     assert (made.least < 1) == (sites != "enc-self")
 
 
-@pytest.mark.parametrize("name", ["marian", "t5", "distilbert", pytest.param("gpt2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["marian", "distilbert", *slow("t5", "gpt2")])
 def test_ctranslate2_sites_have_one_width_and_one_number_of_heads(name):
     model = FAMILIES[name].build()
     made = plan(model, batches_of(FAMILIES[name]), refine_steps=0, shape="ctranslate2")

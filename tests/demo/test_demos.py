@@ -7,10 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from later import run_glue, run_image_classification, run_translation
 
-import run_glue
-import run_image_classification
-import run_translation
 from collab_heads.command import main
 from collab_heads.data.tables import read_csv
 from collab_heads.demo import corpus, demos

@@ -7,6 +7,7 @@ import torch
 from model_inputs import cast
 from model_runs import output, sites, swap
 from model_sizes import KINDS, VOCABULARY
+from slow_cases import slow
 
 import collab_heads
 from collab_heads.running.batches import sides, token_masks
@@ -97,7 +98,7 @@ def states_equal(ours, theirs):
     return all(torch.equal(tensor, theirs[name]) for name, tensor in ours.state_dict().items())
 
 
-BY_DEFAULT = ("bert", "albert-groups", "marian", "gpt2-decoder")
+BY_DEFAULT = ("bert", "albert-groups", "gpt2-decoder")
 
 
 @pytest.fixture(params=[pytest.param(n, marks=[pytest.mark.slow] * (n not in BY_DEFAULT)) for n in FAMILIES])
@@ -133,7 +134,7 @@ def test_other_precisions(family, kind, dtype):
     assert torch.isfinite(output(model, family.inputs())).all()
 
 
-@pytest.mark.parametrize("name", ("bert", "marian", "t5"))
+@pytest.mark.parametrize("name", ("bert", *slow("marian", "t5")))
 def test_bfloat16_stays_refined_after_rounding(name):
     family, role = FAMILIES[name], next(iter(FAMILIES[name].roles))
     models = [refined(family, "shared", steps, torch.bfloat16, sites=role) for steps in (0, STEPS)]
@@ -268,7 +269,7 @@ def test_without_calibration_nothing_is_refined(kind):
     assert {site.output_error for site in report.sites} == {None}
 
 
-@pytest.mark.parametrize("name", ("bert", "marian"))
+@pytest.mark.parametrize("name", ("bert", *slow("marian")))
 @pytest.mark.parametrize("kind", KINDS)
 def test_whole_model_is_closer_with_refinement(name, kind):
     family, distances = FAMILIES[name], []

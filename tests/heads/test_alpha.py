@@ -9,14 +9,13 @@ from changed_heads import adapter_sites, gate, mix, mixings, output_projections
 from model_inputs import batch
 from model_runs import output, swap
 from model_sizes import HEADS
+from opening import alphas_in, record_of
 from unchanged import refused
 
 from collab_heads import fold_heads, inspect, prune_heads, swap_to_alpha, swap_to_gated
 from collab_heads.adapters.bert import BertAdapter
 from collab_heads.errors import ArgumentError, ModelStateError, NonFiniteError, UnsupportedModelError
-from collab_heads.heads.alpha import mixed_sites
 from collab_heads.layers.output import HeadOutputProjection
-from collab_heads.sites.record import CollabConfig
 from families import FAMILIES
 
 LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"
@@ -67,7 +66,7 @@ def test_the_record():
     assert model.config.collab_heads == {"version": 1, "sites": {LAYER_1: record}}
     swap_to_gated(model, sites=LAYER_1)
     prune_heads(model, heads={LAYER_1: [1]})
-    record = CollabConfig.of(model.config).sites[LAYER_1]
+    record = record_of(model).sites[LAYER_1]
     assert (record.kept, record.gates is None, record.alphas) == ((0, 2, 3), False, True)
 
 
@@ -79,7 +78,7 @@ def test_removal_changes_the_record():
     report = prune_heads(model, heads=removed)
     assert report.sites == prune_heads(bert(), heads=removed).sites  # alphas are not parameters of a projection
     assert report.model_parameters_after == prune_heads(bert(), heads=removed).model_parameters_after + 2 * 2
-    assert {path: state.alphas for path, state in CollabConfig.of(model.config).sites.items()} == {
+    assert {path: state.alphas for path, state in record_of(model).sites.items()} == {
         LAYER_0: True,
         LAYER_1: False,
     }
@@ -189,10 +188,10 @@ def test_alphas_of_a_collaborative_model_stay_in_its_record():
     model = bert()
     swap(model, "shared", 20)
     swap_to_alpha(model, sites=LAYER_0)
-    states = CollabConfig.of(model.config).sites
+    states = record_of(model).sites
     assert states[LAYER_0].query_key == states[LAYER_1].query_key
     assert (states[LAYER_0].alphas, states[LAYER_1].alphas) == (True, False)
-    assert [site.path for site, _ in mixed_sites(model, BertAdapter())] == [LAYER_0]
+    assert [site.path for site, _ in alphas_in(model)] == [LAYER_0]
     with refused(model, ModelStateError, "heads that share their queries and keys have no stock form"):
         fold_heads(model)
 
@@ -238,7 +237,7 @@ def test_sites_without_heads_are_passed_over():
     with refused(model, ArgumentError, LAYER_0, "neither a role nor a path"):
         swap_to_alpha(model, sites=LAYER_0)
     assert [site.path for site in swap_to_alpha(model).sites] == [LAYER_1]
-    assert not CollabConfig.of(model.config).sites[LAYER_0].alphas
+    assert not record_of(model).sites[LAYER_0].alphas
 
 
 @pytest.mark.parametrize("sites", (None, "enc-self", "encoder", LAYER_0))

@@ -4,6 +4,7 @@ import pytest
 import torch
 from model_runs import swap
 from model_sizes import EXACT64, HEAD_WIDTH, HEADS
+from opening import gates_in
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import get_adapter, prune_heads, swap_to_gated
@@ -11,7 +12,6 @@ from collab_heads.analysis import HeadCriterion, head_importance, most_important
 from collab_heads.base.option_values import CRITERION_WORDS
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError, UnsupportedModelError
 from collab_heads.heads.criteria import CRITERIA, Gradient
-from collab_heads.heads.gating import gated_sites
 from collab_heads.layers.layout import weight_of
 from families import FAMILIES
 
@@ -167,7 +167,7 @@ def test_gated_and_pruned_models():
     """A closed head has no say; the others have what they have in the pruned model, without sites without heads."""
     model, inputs = model_of("marian"), cast(labelled(FAMILIES["marian"]))
     swap_to_gated(model)
-    gates = {site.path: each for site, each in gated_sites(model, get_adapter(model))}
+    gates = {site.path: each for site, each in gates_in(model)}
     empty, partial, *_ = gates
     with torch.no_grad():
         gates[empty].log_alpha.fill_(-1.0)

@@ -10,14 +10,13 @@ from changed_heads import adapter_sites, output_projections, set_gates
 from model_inputs import batch
 from model_runs import aligned, output, swap
 from model_sizes import HEADS
+from opening import gates_in, record_of
 from unchanged import refused
 
 from collab_heads import inspect, prune_heads, swap_to_alpha, swap_to_gated
 from collab_heads.adapters.bert import BertAdapter
 from collab_heads.errors import ArgumentError, ModelStateError
-from collab_heads.heads.gating import gated_sites
 from collab_heads.layers.output import HeadOutputProjection
-from collab_heads.sites.record import CollabConfig
 from collab_heads.sites.state import GateState
 from collab_heads.training import HeadPenalty
 from families import FAMILIES
@@ -95,9 +94,8 @@ def test_learned_beside_fixed():
     with refused(model, ModelStateError, LAYER_0, "has gates already"):
         swap_to_gated(model)
     swap_to_gated(model, sites=LAYER_1)
-    adapter = BertAdapter()
-    assert [site.path for site, _ in gated_sites(model, adapter)] == [LAYER_0, LAYER_1]
-    assert [site.path for site, _ in gated_sites(model, adapter, learned=True)] == [LAYER_1]
+    assert [site.path for site, _ in gates_in(model)] == [LAYER_0, LAYER_1]
+    assert [site.path for site, _ in gates_in(model, learned=True)] == [LAYER_1]
 
 
 @pytest.mark.parametrize("options", (None, {"alive_heads": {LAYER_0: [1, 1, 1, 0]}}))
@@ -117,7 +115,7 @@ def test_a_subset_is_stored_as_one(tmp_path):
     for _ in range(2):
         penalty.step()
     expected = output(model, batch())
-    values = torch.cat([gates.values() for _, gates in gated_sites(model, BertAdapter())])
+    values = torch.cat([gates.values() for _, gates in gates_in(model)])
     assert sorted(values.tolist()) == [0.0] * 2 + [1.0] * 6
     model.save_pretrained(tmp_path)
     loaded = aligned(type(model).from_pretrained(tmp_path).eval())
@@ -218,7 +216,7 @@ def test_sites_without_heads_are_passed_over():
     model = bert()
     prune_heads(model, heads={LAYER_0: list(range(HEADS))})
     assert [site.path for site in swap_to_gated(model).sites] == [LAYER_1]
-    assert CollabConfig.of(model.config).sites[LAYER_0].gates is None
+    assert record_of(model).sites[LAYER_0].gates is None
     model = bert()
     prune_heads(model, heads={LAYER_0: list(range(HEADS))})
     with refused(model, ArgumentError, LAYER_0, "neither a role nor a path"):
@@ -239,7 +237,7 @@ def test_gates_on_a_collaborative_model_stay_in_its_record():
     model = bert()
     swap(model, "shared", 20)
     swap_to_gated(model, sites=LAYER_0)
-    states = CollabConfig.of(model.config).sites
+    states = record_of(model).sites
     assert states[LAYER_0].query_key == states[LAYER_1].query_key
     assert states[LAYER_0].gates == GateState()
     assert states[LAYER_1].gates is None

@@ -8,14 +8,13 @@ from changed_heads import change_queries, output_projections, set_gates
 from model_inputs import batch
 from model_runs import output, sites
 from model_sizes import HEAD_WIDTH, HEADS, WIDTH
-from opening import layers_of
+from opening import layers_of, record_of
 from torch.testing import assert_close
 from unchanged import refused
 
 from collab_heads import fold_heads, get_adapter, inspect, prune_heads, swap_to_gated
 from collab_heads.analysis import head_importance, most_important
 from collab_heads.errors import ArgumentError, ModelStateError
-from collab_heads.sites.record import CollabConfig
 from families import FAMILIES
 
 LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"
@@ -99,7 +98,7 @@ def test_report_of_a_collaborative_model(kind):
         parameters = [*module.parameters(), *projection.parameters()]
         assert site.parameters_after == sum(p.numel() for p in parameters) < site.parameters_before
         assert site.cache_after == module.query_key.cache_width + site.heads_after * HEAD_WIDTH < site.cache_before
-        assert CollabConfig.of(model.config).sites[site.path].query_key == module.query_key.state
+        assert record_of(model).sites[site.path].query_key == module.query_key.state
 
 
 def test_report_of_gates():
@@ -133,7 +132,7 @@ def test_by_name_leaves_the_gates_of_the_others():
     assert first.gates.log_alpha.tolist() == pytest.approx([0.1, 0.3, 0.4])
     assert not hasattr(second, "gates")
     assert [site.path for site in inspect(model).gates.sites] == [LAYER_0]
-    states = CollabConfig.of(model.config).sites
+    states = record_of(model).sites
     assert states[LAYER_0].gates is not None and states[LAYER_1].gates is None
 
 

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 from compressing import batches_of, first_block
+from later import peft
 from model_inputs import cast
 from model_runs import output
 from opening import layers_of
-from peft import LoraConfig, get_peft_model
 from torch.nn.utils import prune
 from transformers.models.bert.modeling_bert import BertIntermediate
 from unchanged import refused
@@ -160,7 +160,7 @@ def test_bad_models_and_batches():
         prune_neurons(model, batches_of(BERT), keep=8)
     with pytest.raises(UnsupportedModelError, match="PEFT"):
         prune_neurons(
-            get_peft_model(BERT.build(), LoraConfig(target_modules=["query"])).base_model.model,
+            peft.get_peft_model(BERT.build(), peft.LoraConfig(target_modules=["query"])).base_model.model,
             batches_of(BERT),
             keep=8,
         )

@@ -3,13 +3,13 @@
 import pytest
 import torch
 from changed_heads import changed, output_projections
+from later import peft
 from model_runs import output, swap
 from model_sizes import EXACT64, HEADS
 
 from collab_heads import fold_heads, prune_heads
 from families import FAMILIES
 
-peft = pytest.importorskip("peft")
 OUTPUTS = {"bert": r".*attention\.output\.dense", "t5": r".*\.o", "marian": r".*\.out_proj", "gpt2": r".*attn\.c_proj"}
 each_model = pytest.mark.parametrize("name", OUTPUTS)
 

@@ -10,6 +10,7 @@ from accelerate.hooks import LayerwiseCastingHook, add_hook_to_module
 from compressing import batches_of
 from distilling import changed_pair
 from model_sizes import FP32_NOISE
+from slow_cases import slow
 from torch.testing import assert_close
 from unchanged import assert_unchanged, refused, snapshot
 
@@ -130,7 +131,10 @@ def logits(model) -> torch.Tensor:
         return model.eval()(**FAMILIES["bert"].inputs()).logits
 
 
-@pytest.mark.parametrize("change", CHANGES)
+LONG = ("planned_then_compressed",)
+
+
+@pytest.mark.parametrize("change", [*(name for name in CHANGES if name not in LONG), *slow(*LONG)])
 def test_a_placed_model_changes_as_any_other(change, tmp_path):
     whole, model = FAMILIES["bert"].build(), placed(FAMILIES["bert"].build())
     before, hooked = logits(whole), hooks_of(model)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from changed_heads import mix, removal
+from later import peft
 from model_runs import output
 from model_sizes import EXACT64
 
@@ -11,7 +12,6 @@ from collab_heads import fold_heads, peft_targets, prune_heads, swap_to_gated
 from collab_heads.errors import ArgumentError, ModelStateError
 from families import FAMILIES, LAYOUTS
 
-peft = pytest.importorskip("peft")
 ALL = ("query", "key", "value", "output")
 
 

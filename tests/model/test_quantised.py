@@ -7,6 +7,7 @@ import torch
 import transformers
 from changed_heads import output_projections
 from four_bits import mend
+from later import Later
 from model_runs import output, swap
 from model_sizes import FP32_NOISE
 from test_export import CHANGES as EXPORTED
@@ -23,8 +24,7 @@ from collab_heads.saving import initialize
 from collab_heads.saving.four_bits import leave_wide_kernel, reads_right
 from families import FAMILIES
 
-pytest.importorskip("bitsandbytes")
-torchao = pytest.importorskip("torchao.quantization")
+torchao = Later("torchao.quantization", optional=True)
 
 METHODS = {
     "eight": lambda: BitsAndBytesConfig(load_in_8bit=True),
@@ -57,6 +57,7 @@ each_method = pytest.mark.parametrize("method", ["eight", pytest.param("four", m
 @pytest.fixture(autouse=True)
 def all_widths(monkeypatch):
     """The widths of tiny models are among those that bitsandbytes reads wrongly: `test_four_bits.py` is about these."""
+    pytest.importorskip("bitsandbytes")
     mend(monkeypatch)
     reads_right.cache_clear()
     yield

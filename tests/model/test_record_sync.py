@@ -7,7 +7,7 @@ import pytest
 import torch
 from model_configs import bert_config
 from model_runs import aligned, output, sites
-from opening import layers_of
+from opening import layers_of, record_of
 from transformers import (
     BertForSequenceClassification,
     BertModel,
@@ -84,7 +84,7 @@ def test_stacks_with_configs_of_their_own(name, tmp_path):
     inputs = FAMILIES[name].inputs()
     check_saved(other, tmp_path / "other", 0, inputs)
     again = check_saved(changed, tmp_path / "changed", len(set(CollabConfig.alone(changed.config).sites)), inputs)
-    assert CollabConfig.on(again) == CollabConfig.on(changed) == CollabConfig.of(changed.config)
+    assert CollabConfig.on(again) == CollabConfig.on(changed) == record_of(changed)
 
 
 def test_two_changes_under_one_config(tmp_path):
@@ -131,7 +131,7 @@ def test_layers_that_move_take_their_record_along(tmp_path):
     prune_heads(teacher, heads={"enc-self": [[0], [1, 2]]})
     student.bert.encoder.layer[0] = teacher.bert.encoder.layer[1]
     check_saved(student, tmp_path / "moved", 1)
-    assert CollabConfig.of(student.config).sites["encoder.layer.0.attention.self"].kept == (0, 3)
+    assert record_of(student).sites["encoder.layer.0.attention.self"].kept == (0, 3)
     del teacher.bert.encoder.layer[0]
     teacher.config.num_hidden_layers = 1
     check_saved(teacher, tmp_path / "dropped", 1)
@@ -166,7 +166,7 @@ def test_a_trial_leaves_the_config_of_others_alone():
     with undone(layers := layers_of(model), layers.with_heads):
         narrow(model)
     assert not CollabConfig.on(model).sites and CollabConfig.on(model).is_in(model)
-    assert len(CollabConfig.of(other.config).sites) == 2
+    assert len(record_of(other).sites) == 2
 
 
 def test_a_stack_that_does_not_load_alone_is_not_saved_alone(tmp_path):

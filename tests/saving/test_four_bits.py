@@ -3,6 +3,7 @@
 import pytest
 import torch
 from four_bits import mend
+from later import bitsandbytes
 from model_runs import output
 from model_sizes import TEXT
 from transformers import BertConfig, BertForSequenceClassification, BitsAndBytesConfig
@@ -12,7 +13,6 @@ from collab_heads.errors import UnsupportedModelError
 from collab_heads.saving import four_bits
 from families import FAMILIES, make
 
-bitsandbytes = pytest.importorskip("bitsandbytes")
 INPUTS = FAMILIES["bert"].inputs()
 LOST = {"nf4": 0.1, "fp4": 0.14}  # of normal weights in blocks of 64: 0.093 and 0.125 seen
 WRONG = "encoder.layer.0.attention.output.dense"
@@ -21,6 +21,7 @@ SIZES = {"hidden_size": 128, "num_attention_heads": 8, "intermediate_size": 256,
 
 @pytest.fixture(autouse=True)
 def measured_anew():
+    pytest.importorskip("bitsandbytes")
     four_bits.reads_right.cache_clear()
     yield
     four_bits.reads_right.cache_clear()

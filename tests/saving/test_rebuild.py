@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from model_runs import sites, swap
+from slow_cases import slow
 from transformers import PreTrainedModel
 
 from collab_heads import compress, prune_heads, swap_to_collaborative
@@ -22,7 +23,7 @@ BEFORE = {
 
 
 @pytest.mark.parametrize("before", BEFORE)
-@pytest.mark.parametrize("name", ("bert", pytest.param("marian", marks=pytest.mark.slow), "t5"))
+@pytest.mark.parametrize("name", ("bert", *slow("marian", "t5")))
 def test_a_model_catches_up_with_a_compressed_one(name, before):
     model, inputs = FAMILIES[name].build().eval(), FAMILIES[name].inputs()
     BEFORE[before](model)

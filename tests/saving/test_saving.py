@@ -14,6 +14,7 @@ from kills import killed_at, stopped_at
 from load_without_package import refusal
 from model_runs import aligned, output
 from safetensors import SafetensorError
+from slow_cases import slow
 from transformers import AutoModel, BertForSequenceClassification, CLIPVisionModel, LlamaForCausalLM, PreTrainedModel
 
 from collab_heads import fold_heads, prune_heads, prune_neurons, swap_to_gated
@@ -121,8 +122,8 @@ def tied(folder):
     return read_metadata(next(iter(folder.glob("*.safetensors"))))
 
 
-IN_SHARDS = "another changed, in shards"  # adds only time to the others
-CASES = [pytest.param(case, marks=pytest.mark.slow if case == IN_SHARDS else ()) for case in OLD_AND_NEW]
+BY_DEFAULT = ("changed over stock", "the same change")
+CASES = [*BY_DEFAULT, *slow(*(case for case in OLD_AND_NEW if case not in BY_DEFAULT))]
 
 
 @pytest.mark.parametrize("case", CASES)

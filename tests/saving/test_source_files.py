@@ -4,9 +4,10 @@ import os
 
 import pytest
 import torch
+import transformers
 from known_heads import word_pieces
 from model_runs import swap
-from transformers import AutoModel, AutoTokenizer, BertForSequenceClassification, Trainer, TrainingArguments
+from transformers import AutoModel, AutoTokenizer, BertForSequenceClassification
 
 from collab_heads import fold_heads, prune_heads
 from collab_heads.saving.source_files import files_in, source_of, take_back
@@ -134,9 +135,11 @@ def test_nobody_uploads_them_with_the_model(model, tmp_path, monkeypatch):
 def test_trainer_saves_its_own(model, original, tmp_path, caplog):
     tokenizer = word_pieces()
     tokenizer.add_tokens(["zzz"])
-    settings = TrainingArguments(str(tmp_path / "out"), max_steps=1, save_steps=1, report_to="none", use_cpu=True)
+    settings = transformers.TrainingArguments(
+        str(tmp_path / "out"), max_steps=1, save_steps=1, report_to="none", use_cpu=True
+    )
     rows = [{"input_ids": [2, 3, 4], "labels": 0}, {"input_ids": [2, 3, 5], "labels": 1}]
-    Trainer(model, settings, train_dataset=rows, processing_class=tokenizer).train()
+    transformers.Trainer(model, settings, train_dataset=rows, processing_class=tokenizer).train()
     assert "zzz" in AutoTokenizer.from_pretrained(tmp_path / "out" / "checkpoint-1").get_vocab()
     assert not [record for record in caplog.records if "tokenizer" in record.getMessage()]
 

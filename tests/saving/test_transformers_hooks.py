@@ -10,7 +10,7 @@ import torch
 import transformers
 from model_configs import bert_config
 from model_inputs import cast
-from model_runs import aligned, output, sites, swap
+from model_runs import aligned, output, sites, swap, swapped
 from packaging.requirements import Requirement
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -28,7 +28,6 @@ from transformers import (
 
 from collab_heads import collaborative_config, install_hooks
 from collab_heads.errors import UnsupportedModelError, UnsupportedVersionError
-from collab_heads.layers.query_key import is_swapped
 from collab_heads.layers.shared_query_key import block_mixing
 from collab_heads.model import apply_state as apply_state_module
 from collab_heads.saving import transformers_hooks
@@ -59,7 +58,7 @@ def test_t5_encoder_from_the_whole_model_and_back(kind, tmp_path):
     whole = saved("t5", kind, tmp_path)
     encoder = aligned(T5EncoderModel.from_pretrained(tmp_path).eval())
     assert_same(encoder.encoder, whole.encoder)
-    assert all(is_swapped(module) for module in sites(encoder).values())
+    assert all(swapped(encoder))
     assert set(encoder.config.collab_heads["sites"]) == set(whole.config.collab_heads["sites"])
     inputs = FAMILIES["t5-encoder"].inputs()
     with torch.no_grad():
@@ -67,7 +66,7 @@ def test_t5_encoder_from_the_whole_model_and_back(kind, tmp_path):
     encoder.save_pretrained(tmp_path / "encoder")
     again = T5ForConditionalGeneration.from_pretrained(tmp_path / "encoder")
     assert_same(again.encoder, whole.encoder)
-    assert all(is_swapped(module) for module in sites(again).values())
+    assert all(swapped(again))
     assert all(torch.isfinite(tensor).all() for tensor in again.state_dict().values())
 
 
@@ -76,14 +75,14 @@ def test_whole_t5_from_a_swapped_encoder(kind, tmp_path):
     encoder = saved("t5-encoder", kind, tmp_path)
     whole = T5ForConditionalGeneration.from_pretrained(tmp_path)
     assert_same(whole.encoder, encoder.encoder)
-    assert [path for path, module in sites(whole).items() if is_swapped(module)] == list(sites(encoder))
+    assert [path for path, changed in zip(sites(whole), swapped(whole), strict=True) if changed] == list(sites(encoder))
 
 
 def test_marian_decoder_from_the_whole_model(kind, tmp_path):
     whole = saved("marian", kind, tmp_path)
     decoder = MarianForCausalLM.from_pretrained(tmp_path)
     assert_same(decoder.model.decoder.layers, whole.model.decoder.layers)
-    assert all(is_swapped(module) for module in sites(decoder).values())
+    assert all(swapped(decoder))
     assert {path.split(".")[0] for path in sites(decoder)} == {"decoder"}
     decoder.save_pretrained(tmp_path / "decoder")
     again = MarianModel.from_pretrained(tmp_path / "decoder")
@@ -160,7 +159,7 @@ def test_without_hooks_a_checkpoint_does_not_load_silently(monkeypatch, tmp_path
     saved("bert", "shared", tmp_path)
     monkeypatch.setattr(PreTrainedModel, "post_init", PreTrainedModel.post_init.__wrapped__)
     loaded = BertForSequenceClassification.from_pretrained(tmp_path)
-    assert not any(is_swapped(module) for module in sites(loaded).values())
+    assert not any(swapped(loaded))
     assert "query_key" in warnings_logged.text
 
 

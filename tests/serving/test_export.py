@@ -17,6 +17,7 @@ from compressing import batches_of
 from model_runs import swap
 from model_sizes import NARROW, VOCABULARY
 from opening import layers_of
+from slow_cases import slow
 from torch import nn
 from transformers import T5ForConditionalGeneration
 
@@ -120,6 +121,7 @@ def assert_same_with_other_shapes(model, served, left=True):
         assert_same_outputs(model, served, text_batch(*shape))
 
 
+@pytest.mark.slow
 def test_an_encoder_with_other_rows_and_lengths(folder):
     assert_same_with_other_shapes(FAMILIES["bert"].build().eval(), load_exported(folder, threads=1))
 
@@ -575,7 +577,7 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("name", ("bert", "gpt2", "t5"))
+@pytest.mark.parametrize("name", ("bert", "gpt2", *slow("t5")))
 def test_an_odd_batch_is_taken_or_named_before_anything_is_written(name, tmp_path, monkeypatch):
     """By the check that `compress` has."""
     model, wrong = FAMILIES[name].build().eval(), []

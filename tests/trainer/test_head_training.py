@@ -2,13 +2,26 @@
 
 import pytest
 import torch
+import transformers
 from huggingface_hub import ModelCard
-from trainers import BATCH, EXAMPLES, QUIET, STEPS, classifier, exact, examples, gated, mixed, train, trainer_of
-from transformers import Trainer, TrainingArguments, get_scheduler
+from trainers import (
+    BATCH,
+    EXAMPLES,
+    QUIET,
+    STEPS,
+    classifier,
+    exact,
+    examples,
+    gated,
+    head_training,
+    mixed,
+    train,
+    trainer_of,
+)
 
 from collab_heads import fold_heads, get_adapter, inspect, prune_heads, swap_to_gated
 from collab_heads.errors import ArgumentError, DataError, ModelStateError
-from collab_heads.training import HeadAdamW, HeadPenalty, HeadRotation, HeadTraining
+from collab_heads.training import HeadAdamW, HeadPenalty, HeadRotation
 from families import FAMILIES
 
 ADAM32 = 5e-5  # float32 gradients summed in another order, magnified where Adam divides by small ones
@@ -57,7 +70,7 @@ def by_hand(model, options):
     matrices = [p for p in penalty.others(model) if all(p is not q for q in plain)]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}, *penalty.groups()]
     optimizer = HeadAdamW(groups, lr=1e-3)
-    schedule = get_scheduler("linear", optimizer, num_warmup_steps=0, num_training_steps=len(batches))
+    schedule = transformers.get_scheduler("linear", optimizer, num_warmup_steps=0, num_training_steps=len(batches))
     for batch in batches:
         (model(**batch).loss + penalty.total(batch)).backward()
         torch.nn.utils.clip_grad_norm_(penalty.others(model), 0.5)
@@ -77,7 +90,7 @@ SOME = [pytest.param(kind, marks=() if kind == "a target" else pytest.mark.slow)
 def test_steps_are_those_of_a_loop_by_hand(kind, tmp_path):
     change, options = KINDS[kind]
     ours = train(
-        change(classifier(0.0)), tmp_path, HeadTraining(**options), weight_decay=0.1, max_grad_norm=0.5, seed=42
+        change(classifier(0.0)), tmp_path, head_training(**options), weight_decay=0.1, max_grad_norm=0.5, seed=42
     )
     assert near(ours, by_hand(change(classifier(0.0)), options))
     without = train(change(classifier(0.0)), tmp_path, weight_decay=0.1, max_grad_norm=0.5)
@@ -104,7 +117,7 @@ def test_batches_of_a_step_share_its_penalty(kind, loss, tmp_path):
     trained = []
     for batches in (1, 4):
         arguments = {"per_device_train_batch_size": BATCH // batches, "gradient_accumulation_steps": batches}
-        trainer = trainer_of(MODELS[loss](change), tmp_path, HeadTraining(**options), **arguments)
+        trainer = trainer_of(MODELS[loss](change), tmp_path, head_training(**options), **arguments)
         if loss == "share of a step":
             trainer.train_dataset = [{**each, "labels": each["input_ids"]} for each in examples()]
         else:
@@ -121,7 +134,7 @@ def test_evaluation_has_no_penalty(tmp_path):
     plain, heads = classifier(), gated(classifier())
     expected = trainer_of(plain, tmp_path).evaluate()["eval_loss"]
     trainer = trainer_of(
-        heads, tmp_path, HeadTraining(gate_weight=1.0), max_steps=1, eval_strategy="steps", eval_steps=1
+        heads, tmp_path, head_training(gate_weight=1.0), max_steps=1, eval_strategy="steps", eval_steps=1
     )
     assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, abs=LOSS32)
     trainer.train()
@@ -184,36 +197,40 @@ def test_an_optimizer_of_ones_own_needs_the_groups(tmp_path):
         trainer.train()
     with pytest.raises(ArgumentError, match=r"needs AdamW.*not Adafactor.*HeadAdamW"):
         train(gated(classifier()), tmp_path, exact(), optim="adafactor")
-    train(gated(classifier()), tmp_path, HeadTraining(gate_weight=0.1), optim="sgd", max_steps=1)
+    train(gated(classifier()), tmp_path, head_training(gate_weight=0.1), optim="sgd", max_steps=1)
 
 
 def test_what_cannot_be_is_refused(tmp_path):
     with pytest.raises(ArgumentError, match=r"target is not an argument of a HeadPenalty; there are .*target_heads"):
-        HeadTraining(target=3)
+        head_training(target=3)
     with pytest.raises(ArgumentError, match="rotation must be a HeadRotation"):
-        HeadTraining(rotation="soft")
+        head_training(rotation="soft")
     with pytest.raises(ArgumentError, match="batches are there to rank"):
-        HeadTraining(target_heads=3, batches=[])
+        head_training(target_heads=3, batches=[])
     with pytest.raises(ArgumentError, match=r"steps 1.5 must be a number of optimizer steps, or a share"):
-        train(gated(classifier()), tmp_path, HeadTraining(target_heads=3, steps=1.5))
+        train(gated(classifier()), tmp_path, head_training(target_heads=3, steps=1.5))
     with pytest.raises(ModelStateError, match="swap_to_gated first"):
         train(classifier(), tmp_path, exact())
     with pytest.raises(ArgumentError, match="a HeadPenalty needs gate_weight"):
-        train(classifier(), tmp_path, HeadTraining())
+        train(classifier(), tmp_path, head_training())
     heads = exact()
     trainer = trainer_of(gated(classifier()), tmp_path, heads)
     for again in (heads, exact()):
         with pytest.raises(ArgumentError, match="a HeadTraining is for one Trainer"):
             again.attach(trainer)
-    assert isinstance(trainer, Trainer) and type(trainer).__name__ == "Trainer"
+    assert isinstance(trainer, transformers.Trainer) and type(trainer).__name__ == "Trainer"
 
 
 def test_a_callback_that_is_not_attached_is_refused(tmp_path):
     """It would see the training and change nothing of it."""
-    for make in (exact, lambda: HeadTraining(rotation=HeadRotation(policy="random", count=2))):
+    for make in (exact, lambda: head_training(rotation=HeadRotation(policy="random", count=2))):
         way_out = r"not attached to a Trainer.*HeadTraining\(...\)\.attach\(trainer\)"
         with pytest.raises(ArgumentError, match=way_out):
-            Trainer(model=gated(classifier()), args=TrainingArguments(str(tmp_path), **QUIET), callbacks=[make()])
+            transformers.Trainer(
+                model=gated(classifier()),
+                args=transformers.TrainingArguments(str(tmp_path), **QUIET),
+                callbacks=[make()],
+            )
         trainer = trainer_of(gated(classifier()), tmp_path, max_steps=1)
         trainer.add_callback(make())
         with pytest.raises(ArgumentError, match=way_out):
@@ -224,10 +241,10 @@ def test_a_callback_that_is_not_attached_is_refused(tmp_path):
 
 def test_wrong_arguments_are_named(tmp_path):
     with pytest.raises(ArgumentError, match="attach takes a transformers Trainer, not 'x'"):
-        HeadTraining().attach("x")
+        head_training().attach("x")
     for name, value in (("gate_lr", "x"), ("gate_lr", None), ("alpha_lr", -1), ("alpha_lr", float("nan"))):
         with pytest.raises(ArgumentError, match=f"{name} .* must be a number, 0 or more"):
-            HeadTraining(**{name: value})
+            head_training(**{name: value})
     heads = exact()
     trainer_of(gated(classifier()), tmp_path, heads)
     with pytest.raises(DataError, match=r"trainer_state.json records of the heads is damaged: KeyError\('penalty'\)"):
@@ -237,7 +254,7 @@ def test_wrong_arguments_are_named(tmp_path):
 @pytest.mark.slow
 def test_gates_are_kept_from_weight_decay_without_a_push(tmp_path):
     """They are trained by the loss alone."""
-    trainer = trainer_of(gated(classifier()), tmp_path, HeadTraining(disagreement=0.1), weight_decay=0.1, max_steps=1)
+    trainer = trainer_of(gated(classifier()), tmp_path, head_training(disagreement=0.1), weight_decay=0.1, max_steps=1)
     trainer.train()
     names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
     decayed = [
@@ -274,7 +291,7 @@ def test_a_model_that_was_changed_after_its_training_needs_a_new_trainer(change,
 
 
 def test_the_card_of_a_trainer_says_what_the_attention_is(tmp_path):
-    trainer = trainer_of(gated(classifier()), tmp_path, HeadTraining(gate_weight=0.1), num_train_epochs=1)
+    trainer = trainer_of(gated(classifier()), tmp_path, head_training(gate_weight=0.1), num_train_epochs=1)
     trainer.train()
     trainer.save_model()
     for _ in range(2):  # each upload writes it anew

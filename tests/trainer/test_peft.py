@@ -5,16 +5,15 @@ import os
 
 import pytest
 import torch
+import transformers
+from later import peft
 from safetensors.torch import load_file
-from trainers import STEPS, adapted, classifier, exact, gated, mixed, same_weights, trainer_of
-from transformers import TrainerCallback
+from trainers import STEPS, adapted, classifier, exact, gated, head_training, mixed, same_weights, trainer_of
 
 from collab_heads import prune_heads, swap_to_gated
 from collab_heads.errors import ArgumentError, DataError, OutputError, UnsupportedModelError
 from collab_heads.trainer.heads_file import FILE
-from collab_heads.training import HeadRotation, HeadTraining, load_heads, save_heads
-
-peft = pytest.importorskip("peft", reason="peft is not installed")
+from collab_heads.training import HeadRotation, load_heads, save_heads
 
 
 def plain(model):
@@ -22,10 +21,10 @@ def plain(model):
 
 
 KINDS = {
-    "alphas": (mixed, lambda: HeadTraining(growth=0.05, alpha_start=1, growth_radius=0.01)),
+    "alphas": (mixed, lambda: head_training(growth=0.05, alpha_start=1, growth_radius=0.01)),
     "a target": (gated, lambda: exact(seed=3)),
-    "a weight": (gated, lambda: HeadTraining(gate_weight=0.05)),
-    "disagreement": (plain, lambda: HeadTraining(disagreement=0.3)),
+    "a weight": (gated, lambda: head_training(gate_weight=0.05)),
+    "disagreement": (plain, lambda: head_training(disagreement=0.3)),
     "both": (lambda model: mixed(gated(model)), lambda: exact(growth=0.05)),
 }
 
@@ -53,17 +52,16 @@ def test_a_training_with_adapters_ends_as_an_unbroken_one(kind, tmp_path):
     assert all(not torch.equal(tensor, heads_of(again)[name]) for name, tensor in begun.items())  # they learned
 
 
-class GetsWorse(TrainerCallback):
-    """The evaluation after the first epoch is the best."""
-
-    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
-        metrics["eval_loss"] = state.epoch
-
-
 @pytest.mark.slow
 def test_the_best_model_has_the_heads_that_it_had(tmp_path):
+    class GetsWorse(transformers.TrainerCallback):
+        """The evaluation after the first epoch is the best."""
+
+        def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+            metrics["eval_loss"] = state.epoch
+
     best = {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"}
-    trainer = trainer_of(adapted(mixed(classifier())), tmp_path, HeadTraining(growth=0.05), **best)
+    trainer = trainer_of(adapted(mixed(classifier())), tmp_path, head_training(growth=0.05), **best)
     trainer.add_callback(GetsWorse())
     trainer.train()
     assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{STEPS // 2}")
@@ -139,21 +137,21 @@ def test_wrong_calls_are_named(function, trained, tmp_path):
 @pytest.mark.slow
 def test_a_checkpoint_without_them_is_not_gone_on_from(tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 3}
-    trainer_of(adapted(mixed(classifier())), tmp_path, HeadTraining(growth=0.05), **saving).train()
+    trainer_of(adapted(mixed(classifier())), tmp_path, head_training(growth=0.05), **saving).train()
     (tmp_path / "checkpoint-3" / FILE).unlink()
-    again = trainer_of(adapted(mixed(classifier())), tmp_path, HeadTraining(growth=0.05), **saving)
+    again = trainer_of(adapted(mixed(classifier())), tmp_path, head_training(growth=0.05), **saving)
     with pytest.raises(ArgumentError, match=f"it has no {FILE}"):
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 
 
 def test_rotation_beside_adapters_is_refused_before_the_training(tmp_path):
-    heads = HeadTraining(rotation=HeadRotation(policy="random", count=2))
+    heads = head_training(rotation=HeadRotation(policy="random", count=2))
     with pytest.raises(ArgumentError, match=r"weights that PEFT does not store.*merge_and_unload"):
         trainer_of(adapted(classifier()), tmp_path, heads).train()
 
 
 def test_the_card_of_adapters_does_not_say_how_a_whole_model_loads(tmp_path):
-    trainer = trainer_of(adapted(gated(classifier())), tmp_path, HeadTraining(gate_weight=0.05))
+    trainer = trainer_of(adapted(gated(classifier())), tmp_path, head_training(gate_weight=0.05))
     trainer.save_model()
     trainer.create_model_card(model_name="small")
     card = (tmp_path / "README.md").read_text()

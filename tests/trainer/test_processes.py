@@ -4,17 +4,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from scripts import forget_accelerate, run_on_two
-from trainers import BATCH, classifier, exact, gated, mixed, trainer_of
+from trainers import BATCH, classifier, exact, gated, head_training, mixed, trainer_of
 
-from collab_heads.training import HeadRotation, HeadTraining
+from collab_heads.training import HeadRotation
 
 pytestmark = pytest.mark.slow
 
 ADAM32 = 5e-5  # float32 gradients summed in another order, magnified where Adam divides by small ones
 KINDS = {
     "a target": (gated, exact),
-    "alphas": (mixed, lambda: HeadTraining(growth=0.05, alpha_start=2)),
-    "a rule": (lambda model: model, lambda: HeadTraining(rotation=HeadRotation(policy="local", exclude=()))),
+    "alphas": (mixed, lambda: head_training(growth=0.05, alpha_start=2)),
+    "a rule": (lambda model: model, lambda: head_training(rotation=HeadRotation(policy="local", exclude=()))),
 }
 
 

@@ -4,26 +4,28 @@ import json
 
 import pytest
 import torch
-from trainers import STEPS, classifier, exact, gated, mixed, same_weights, trainer_of
+from later import Later
+from trainers import STEPS, classifier, exact, gated, head_training, mixed, same_weights, trainer_of
 
 from collab_heads import inspect, prune_heads
 from collab_heads.errors import ArgumentError, DataError
-from collab_heads.trainer.attached import check_same_heads
-from collab_heads.training import HeadRotation, HeadTraining
+from collab_heads.training import HeadRotation
 from families import FAMILIES
+
+attached = Later("collab_heads.trainer.attached")
 
 SCORES = {f"encoder.layer.{i}.attention.self": torch.tensor([0.4, 0.1, 0.3, 0.2]) + i for i in range(2)}
 EXCHANGE = {"2": [{"role": "enc-self", "layers": [0, 1], "heads": [0, 3]}]}
 KINDS = {
     "a target": (gated, lambda: exact(seed=3)),
     "a target from scores": (gated, lambda: exact(scores=SCORES)),
-    "a weight": (gated, lambda: HeadTraining(gate_weight=0.05)),
-    "alphas": (mixed, lambda: HeadTraining(growth=0.05, alpha_start=0.3, growth_radius=0.01)),
-    "frozen alphas": (mixed, lambda: HeadTraining(growth={"enc-self": 0})),
-    "disagreement": (lambda model: model, lambda: HeadTraining(disagreement=0.3)),
-    "a plan": (lambda model: model, lambda: HeadTraining(rotation=HeadRotation(EXCHANGE))),
+    "a weight": (gated, lambda: head_training(gate_weight=0.05)),
+    "alphas": (mixed, lambda: head_training(growth=0.05, alpha_start=0.3, growth_radius=0.01)),
+    "frozen alphas": (mixed, lambda: head_training(growth={"enc-self": 0})),
+    "disagreement": (lambda model: model, lambda: head_training(disagreement=0.3)),
+    "a plan": (lambda model: model, lambda: head_training(rotation=HeadRotation(EXCHANGE))),
     "a rule": (gated, lambda: exact(rotation=HeadRotation(policy="local", exclude=(), start=2))),
-    "chance": (lambda model: model, lambda: HeadTraining(rotation=HeadRotation(policy="random", count=2))),
+    "chance": (lambda model: model, lambda: head_training(rotation=HeadRotation(policy="random", count=2))),
 }
 IN_THE_MIDDLE, AT_AN_EPOCH = 3, STEPS // 2
 
@@ -89,7 +91,7 @@ def test_another_training_is_not_gone_on_with(tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 4}
     trainer_of(gated(classifier()), tmp_path, exact(), **saving).train()
     with pytest.raises(ArgumentError, match=r"not the state of this penalty.*target 3, not 4"):
-        trainer_of(gated(classifier()), tmp_path, HeadTraining(target_heads=4, steps=0.5), **saving).train(
+        trainer_of(gated(classifier()), tmp_path, head_training(target_heads=4, steps=0.5), **saving).train(
             resume_from_checkpoint=True
         )
     trainer_of(gated(classifier()), tmp_path / "plain", **saving).train()
@@ -156,4 +158,4 @@ def test_a_training_that_was_broken_off_begins_again(error, tmp_path):
 def test_a_config_of_a_checkpoint_that_is_none(text, tmp_path):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(DataError, match=r"config\.json is not a config of a changed model: .*another checkpoint"):
-        check_same_heads(FAMILIES["bert"].build(), tmp_path)
+        attached.check_same_heads(FAMILIES["bert"].build(), tmp_path)

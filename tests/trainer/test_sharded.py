@@ -1,21 +1,23 @@
 """Two processes on FSDP 2 end as one without it, and go on from their checkpoints bit for bit."""
 
+import functools
 import json
 
 import pytest
 import torch
+import transformers
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from safetensors.torch import load_file
 from scripts import ADAM32, forget_accelerate, run_on_two, to_fsdp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from trainers import BATCH, STEPS, adapted, classifier, exact, gated, mixed, trainer_of
-from transformers import AutoModelForSequenceClassification, Trainer
+from trainers import BATCH, STEPS, adapted, classifier, exact, gated, head_training, mixed, trainer_of
+from transformers import AutoModelForSequenceClassification
 
 from collab_heads import inspect, prune_heads, swap_to_collaborative
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.whole import is_divided
 from collab_heads.trainer.heads_file import FILE
-from collab_heads.training import HeadRotation, HeadTraining
+from collab_heads.training import HeadRotation
 
 LOSS32 = 1e-6  # a mean over batches, in another order
 STOP = STEPS // 2 - 2
@@ -32,32 +34,36 @@ def swapped(model):
 
 KINDS = {
     "a target": (gated, exact),
-    "a weight": (gated, lambda: HeadTraining(gate_weight=0.05)),
-    "alphas that wait": (mixed, lambda: HeadTraining(growth=0.05, alpha_start=STOP + 1)),
-    "alphas that never learn": (mixed, lambda: HeadTraining(growth={"enc-self": 0})),
+    "a weight": (gated, lambda: head_training(gate_weight=0.05)),
+    "alphas that wait": (mixed, lambda: head_training(growth=0.05, alpha_start=STOP + 1)),
+    "alphas that never learn": (mixed, lambda: head_training(growth={"enc-self": 0})),
     "both": (lambda model: mixed(gated(model)), lambda: exact(growth=0.05)),
     "swapped": (swapped, exact),
-    "disagreement": (plain, lambda: HeadTraining(disagreement=0.3)),
+    "disagreement": (plain, lambda: head_training(disagreement=0.3)),
 }
 
 
-class ShardedTrainer(Trainer):
+@functools.cache
+def sharded_trainer():
     """A Trainer that does on CPUs what `fsdp=True` does on accelerators."""
 
-    def create_accelerator_and_postprocess(self):
-        super().create_accelerator_and_postprocess()
-        to_fsdp(self.accelerator, **self.args.fsdp_plugin_args)
-        self.is_fsdp_enabled = True
+    class ShardedTrainer(transformers.Trainer):
+        def create_accelerator_and_postprocess(self):
+            super().create_accelerator_and_postprocess()
+            to_fsdp(self.accelerator, **self.args.fsdp_plugin_args)
+            self.is_fsdp_enabled = True
+
+    return ShardedTrainer
 
 
 def sharded(kind, folder, *, dropout=0.0, stored="FULL_STATE_DICT", batches=1, **arguments):
     """A Trainer on each of two processes that divides its model."""
     config = {"version": 2, "transformer_layer_cls_to_wrap": ["BertLayer"], "state_dict_type": stored}
     size = {"per_device_train_batch_size": BATCH // 2 // batches, "gradient_accumulation_steps": batches}
-    return trainer_for(kind, folder, ShardedTrainer, dropout, fsdp=True, fsdp_config=config, **size, **arguments)
+    return trainer_for(kind, folder, sharded_trainer(), dropout, fsdp=True, fsdp_config=config, **size, **arguments)
 
 
-def trainer_for(kind, folder, trainer_class=Trainer, dropout=0.0, **arguments):
+def trainer_for(kind, folder, trainer_class=None, dropout=0.0, **arguments):
     change, heads = KINDS[kind]
     trainer = trainer_of(change(classifier(dropout)), folder, heads(), trainer_class, logging_steps=1, **arguments)
     trainer.model_accepts_loss_kwargs = False  # transformers would add up the losses of processes, as for a decoder
@@ -190,7 +196,7 @@ def test_every_process_begins_with_the_weights_of_the_first(tmp_path):
 def refused(trainer, heads, match):
     with pytest.raises(ArgumentError, match=match):
         heads.attach(trainer)
-    assert type(trainer) is Trainer and heads.attached is None
+    assert type(trainer) is transformers.Trainer and heads.attached is None
 
 
 def test_what_divides_weights_otherwise_is_refused(tmp_path):
@@ -210,7 +216,7 @@ def test_what_divides_weights_otherwise_is_refused(tmp_path):
 
     trainer.accelerator = Accelerator()
     refused(
-        trainer, HeadTraining(rotation=HeadRotation(policy="soft")), "a process holds only a part of the rows: use DDP"
+        trainer, head_training(rotation=HeadRotation(policy="soft")), "a process holds only a part of the rows: use DDP"
     )
     plugin.fsdp_version = 1
     refused(trainer, exact(), r"FSDP 1 flattens weights.*: use FSDP 2 \(fsdp_version: 2, .*\), or DDP")

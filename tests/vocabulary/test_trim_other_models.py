@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from model_runs import aligned
+from slow_cases import slow
 from tokenizers_made import FEW, fast
 from torch import nn
 from transformers import (
@@ -64,7 +65,7 @@ def pair(tokenizer):
 SHARED = (one_config, one_generation_config, one_module, one_parameter, one_output_layer, everything)
 
 
-@pytest.mark.parametrize("share", SHARED, ids=lambda share: share.__name__)
+@pytest.mark.parametrize("share", (everything, *slow(*SHARED[:-1])), ids=lambda share: share.__name__)
 def test_another_model_stays_as_it_is(share, tmp_path):
     tokenizer = fast("WordPiece")
     model, other = pair(tokenizer)

@@ -6,16 +6,18 @@ import pytest
 import torch
 from accelerate import Accelerator
 from changed_heads import loss
+from later import Later
 from model_runs import aligned
 from model_sizes import EXACT64, FP32_NOISE, HEADS
+from opening import alphas_in
 from unchanged import assert_unchanged, snapshot
 
-from collab_heads import get_adapter, swap_to_alpha, swap_to_gated
+from collab_heads import swap_to_alpha, swap_to_gated
 from collab_heads.errors import ArgumentError, ModelStateError
-from collab_heads.heads.alpha import mixed_sites
 from collab_heads.training import HeadPenalty
-from collab_heads.training.loop.steps import optimizer_step
 from families import FAMILIES
+
+steps = Later("collab_heads.training.loop.steps")
 
 RADIUS, GAMMA, RATE = 1e-3, 40.0, 1e-2
 
@@ -27,7 +29,7 @@ def mixed(name="bert", **options):
 
 
 def alphas(model) -> list[torch.nn.Parameter]:
-    return [mixing.alpha for _, mixing in mixed_sites(model, get_adapter(model))]
+    return [mixing.alpha for _, mixing in alphas_in(model)]
 
 
 def norms(model) -> list[float]:
@@ -137,7 +139,7 @@ def test_the_loop_divides_by_the_tokens_of_all_micro_batches():
         return 0.0 * sum(parameter.sum() for parameter in model.parameters())
 
     accelerator = Accelerator(cpu=True, step_scheduler_with_optimizer=False)
-    optimizer_step(accelerator, model, optimizer, [{}, {}], weights, 0.0, penalty, nothing)
+    steps.optimizer_step(accelerator, model, optimizer, [{}, {}], weights, 0.0, penalty, nothing)
     rise = RATE * GAMMA / sum(weights)  # of every alpha, from the identity
     for alpha, old in zip(alphas(model), before, strict=True):
         torch.testing.assert_close(alpha.detach() - old, rise * torch.eye(HEADS), rtol=1e-4, atol=FP32_NOISE)
@@ -148,7 +150,7 @@ def test_weights_per_role():
     penalty = HeadPenalty(model, growth={"enc-self": GAMMA, "dec-enc": GAMMA / 2}, growth_radius=RADIUS)
     expected = {"enc-self": RATE * GAMMA * HEADS, "dec-enc": RATE * GAMMA * HEADS / 2, "dec-self": 0.0}
     rises = growth_step(model, penalty)
-    for (site, _), rise in zip(mixed_sites(model, get_adapter(model)), rises, strict=True):
+    for (site, _), rise in zip(alphas_in(model), rises, strict=True):
         assert rise == pytest.approx(expected[site.role], abs=1e-5)
 
 
@@ -169,7 +171,7 @@ def test_a_role_that_is_given_0_never_trains_its_alphas(growth, learning):
     inputs = FAMILIES["marian"].inputs()
     penalty = HeadPenalty(model, growth=growth, alpha_start=1)
     optimizer = torch.optim.AdamW([{"params": penalty.others(model)}, *penalty.groups()], lr=RATE)
-    sites = [site for site, _ in mixed_sites(model, get_adapter(model))]
+    sites = [site for site, _ in alphas_in(model)]
     before = [alpha.detach().clone() for alpha in alphas(model)]
     for step in range(3):
         (loss(model, inputs) + penalty.total()).backward()
@@ -331,7 +333,7 @@ def test_the_loop_tells_of_skipped_steps(monkeypatch):
     optimizer = torch.optim.SGD([{"params": penalty.others(model)}, *penalty.groups()], lr=RATE)
     for skipped in (True, False):
         monkeypatch.setattr(Accelerator, "optimizer_step_was_skipped", skipped)
-        optimizer_step(accelerator, model, optimizer, [batch], [3], 0.0, penalty)
+        steps.optimizer_step(accelerator, model, optimizer, [batch], [3], 0.0, penalty)
     assert seen == [True, False]
 
 

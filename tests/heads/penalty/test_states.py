@@ -6,13 +6,13 @@ import pytest
 import torch
 from model_inputs import batch
 from model_sizes import HEADS
+from opening import gates_in
 from unchanged import refused
 
 from collab_heads import AttentionAdapter, get_adapter, inspect, prune_heads, swap_to_collaborative, swap_to_gated
 from collab_heads.analysis import most_important
 from collab_heads.contract import registry
 from collab_heads.errors import ArgumentError, NonFiniteError, UnsupportedModelError
-from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.penalty.gates import border_scores
 from collab_heads.training import HeadAdamW, HeadPenalty
 from families import FAMILIES
@@ -25,7 +25,7 @@ def gated(name="bert"):
 
 
 def modules(model):
-    return [gates for _, gates in gated_sites(model, get_adapter(model))]
+    return [gates for _, gates in gates_in(model)]
 
 
 def scores_of(model):

@@ -6,11 +6,12 @@ import pytest
 import scripts
 import torch
 import translation_script
+from later import run_glue
 from safetensors.torch import load_file
 from scripts import ADAM32, LAUNCH, SWAP, checkpoints, finish, flags, fork, from_checkpoints, kill_at, run, run_on_two
+from slow_cases import slow
 from transformers import AutoModelForSeq2SeqLM, AutoModelForSequenceClassification
 
-import run_glue
 import tiny
 from collab_heads import CollabHeadsError
 
@@ -21,8 +22,7 @@ NARROW_VALUES = "--collaborative --dim_value 0.5 --calibration_samples 16".split
 @pytest.mark.parametrize(
     "swap, stages",
     (
-        ("before", ["compressed", "fine_tuned"]),
-        ("after", ["fine_tuned", "compressed"]),
+        *slow(("before", ["compressed", "fine_tuned"]), ("after", ["fine_tuned", "compressed"])),
         ("between", ["fine_tuned", "compressed", "fine_tuned_again"]),
     ),
 )
@@ -50,6 +50,7 @@ def test_a_translation_model_is_compressed_between_trainings(marian, bilingual, 
     assert AutoModelForSeq2SeqLM.from_pretrained(out).num_parameters() == results["parameters"]
 
 
+@pytest.mark.slow
 def test_a_model_from_scratch_is_compressed_after_its_training(bilingual, tmp_path):
     out = tmp_path / "out"
     results = translation_script.run(translation_script.SCRATCH, bilingual, out, *COMPRESS, "--swap", "after")
@@ -67,6 +68,7 @@ def test_values_get_narrower(swap, bert, files, tmp_path):
     assert model.num_parameters() == results["parameters"]
 
 
+@pytest.mark.slow
 def test_narrow_values_from_scratch(bilingual, tmp_path):
     more = ("--collaborative", "--dim_value", 0.5, "--dim_shared_query_key", 16)
     translation_script.run(translation_script.SCRATCH, bilingual, tmp_path / "out", *more)
@@ -91,6 +93,7 @@ def test_wrong_flags_are_refused_before_anything_is_written(more, message, bert,
 
 
 @from_checkpoints
+@pytest.mark.slow
 def test_resuming_in_one_process(resumed, bert, files, tmp_path):
     """From checkpoints of a run, in place, in either phase: the same end."""
     more = (*COMPRESS, "--swap", "between", "--max_train_steps", 4, "--checkpointing_steps", 3)

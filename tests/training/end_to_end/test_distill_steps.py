@@ -6,14 +6,15 @@ import json
 import pytest
 import torch
 import translation_script
+from later import Later, run_glue
 from safetensors.torch import load_file
 from scripts import ADAM32, SWAP, checkpoints, flags, from_checkpoints, run, run_on_two
 from transformers import AutoModelForSequenceClassification
 
-import run_glue
 import tiny
 from collab_heads import CollabHeadsError
-from collab_heads.training.runs import run as runs
+
+runs = Later("collab_heads.training.runs.run")
 
 COMPRESS = "--compress_budget 0.4 --refine_steps 3 --calibration_samples 32".split()
 DISTILL = "--distill_steps 12".split()
@@ -30,7 +31,7 @@ def seen(monkeypatch):
         found.append((before, batches, report, steps, more["seed"]))
         return report
 
-    monkeypatch.setattr(runs, "distill", spy)
+    monkeypatch.setattr("collab_heads.training.runs.run.distill", spy)
     return found
 
 
@@ -89,6 +90,7 @@ def test_a_model_that_is_collaborative_from_the_start_has_no_original(bilingual,
 
 
 @from_checkpoints
+@pytest.mark.slow
 def test_resuming_in_one_process(resumed, bert, files, tmp_path):
     """From checkpoints of a run, in place, before and after the distillation: the same end."""
     more = (*COMPRESS, *DISTILL, "--swap", "between", "--max_train_steps", 4, "--checkpointing_steps", 3)
@@ -127,7 +129,7 @@ def test_a_run_that_was_stopped_in_the_distillation_begins_it_again(bert, files,
     more = (*COMPRESS, *DISTILL, "--swap", "between", "--max_train_steps", 4, "--checkpointing_steps", 2)
     whole, out = run(bert, files, tmp_path / "whole", *more), tmp_path / "stopped"
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(runs, "distill", stop)
+        patched.setattr("collab_heads.training.runs.run.distill", stop)
         run(bert, files, out, *more)
     assert sorted(path.name for path in out.iterdir() if path.is_dir()) == ["step_0_2", "step_0_4"]
     found = run(bert, files, out, *more, "--resume_from_checkpoint")

@@ -9,15 +9,15 @@ import sys
 import pytest
 import torch
 import translation_script
+from later import Later, run_glue, run_translation
 from safetensors.torch import load_file
 from scripts import ROOT, checkpoints, flags, run
 
-import run_glue
-import run_translation
 from collab_heads.data import translation
 from collab_heads.errors import ArgumentError
-from collab_heads.training.runs.classifier import Classifier
-from collab_heads.training.runs.translator import Translator
+
+classifier = Later("collab_heads.training.runs.classifier")
+translator = Later("collab_heads.training.runs.translator")
 
 
 def differ(one, other):
@@ -61,7 +61,7 @@ def scored(monkeypatch):
         seen.append(seen[-1] + 1 if seen else len(learner.session.progress.get("history", [])))
         return {"accuracy": SCORES[seen[-1]]}
 
-    monkeypatch.setattr(Classifier, "measure", measure)
+    monkeypatch.setattr(classifier.Classifier, "measure", measure)
     return seen
 
 
@@ -97,7 +97,7 @@ def test_where_a_training_must_not_end_early(bert, files, tmp_path):
 @pytest.mark.slow
 def test_a_translation_ends_early_with_its_best_weights(marian, bilingual, tmp_path, monkeypatch):
     scores = iter((20.0, 30.0, 10.0, 11.0, 40.0))
-    monkeypatch.setattr(Translator, "score", lambda *given: {"bleu": next(scores), "chrf": 1.0})
+    monkeypatch.setattr(translator.Translator, "score", lambda *given: {"bleu": next(scores), "chrf": 1.0})
     more = ("--early_stopping_patience", 2, "--load_best_model_at_end", "--eval_steps", 1)
     results = translation_script.run(marian, bilingual, tmp_path / "out", *more)
     assert results["best"] == {"bleu": 30.0, "stage": "fine_tuned", "step": 1}

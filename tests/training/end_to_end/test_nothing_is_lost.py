@@ -11,19 +11,20 @@ import pytest
 import scripts
 import torch
 from busy import IN_USE, busy
+from later import Later, run_glue, run_translation
 from safetensors.torch import load_file
 from scripts import run
+from slow_cases import slow
 from translation_script import SCRATCH
 from translation_script import run as translate
 
-import run_glue
-import run_translation
 from collab_heads import CollabHeadsError
 from collab_heads.errors import ArgumentError, OutputError
 from collab_heads.files.locks import WRITING
 from collab_heads.training.options import parser as flag_parser
-from collab_heads.training.runs.run import Run
 from collab_heads.training.storage.output import reserved
+
+runs = Later("collab_heads.training.runs.run")
 
 SHORT = ("--max_train_steps", 1, "--max_eval_samples", 5)
 OVERWRITE = "--overwrite_output_dir"
@@ -98,18 +99,19 @@ def test_a_folder_that_another_run_has(more, bert, files, tmp_path):
 
 
 def test_the_folder_is_reserved_while_the_run_goes_on(bert, files, tmp_path, monkeypatch):
-    seen, stock = [], Run.evaluate
+    seen, stock = [], runs.Run.evaluate
 
     def evaluate(self, *args, **more):
         seen.append((tmp_path / f"out{WRITING}").exists())
         stock(self, *args, **more)
 
-    monkeypatch.setattr(Run, "evaluate", evaluate)
+    monkeypatch.setattr(runs.Run, "evaluate", evaluate)
     run(bert, files, tmp_path / "out", *SHORT)
     assert seen == [True]
     assert not (tmp_path / f"out{WRITING}").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_that_resumes_elsewhere_is_cleared_too(bert, files, tmp_path):
     """Else what an earlier run left there and what this one writes are mixed."""
     more = (*SHORT, "--checkpointing_steps", 1)
@@ -122,14 +124,14 @@ def test_a_folder_that_resumes_elsewhere_is_cleared_too(bert, files, tmp_path):
 
 
 def test_a_file_put_into_a_checkpoint_survives_it(bert, files, tmp_path, monkeypatch):
-    out, stock = tmp_path / "out", Run.record_of_run
+    out, stock = tmp_path / "out", runs.Run.record_of_run
 
     def record(self):
         if (out / "step_0_1").exists():
             (out / "step_0_1" / "notes.txt").write_text("mine")
         return stock(self)
 
-    monkeypatch.setattr(Run, "record_of_run", record)
+    monkeypatch.setattr(runs.Run, "record_of_run", record)
     more = ("--max_train_steps", 2, "--checkpointing_steps", 1, "--save_total_limit", 1)
     run(bert, files, out, *more)
     assert everything(out / "step_0_1") == {"notes.txt": b"mine"}
@@ -144,7 +146,7 @@ def test_a_run_that_goes_on_deletes_what_a_killed_one_had_yet_to_delete(bert, fi
     assert [path.name for path in (tmp_path / "out").glob("step_*")] == ["step_0_2"]
 
 
-@pytest.mark.parametrize("place", ("step_0_2", "model.staged", "all_results.json"))
+@pytest.mark.parametrize("place", ("model.staged", *slow("step_0_2", "all_results.json")))
 def test_a_disk_that_is_full(place, bert, files, tmp_path, monkeypatch):
     """A message; what was there stays, and the run can be gone on with."""
     out, stock, full = tmp_path / "out", os.fsync, True

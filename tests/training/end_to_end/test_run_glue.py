@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_runs import sites
+from later import Later, run_glue
+from model_runs import swapped
 from safetensors.torch import load_file
 from scripts import (
     ADAM32,
@@ -25,14 +26,14 @@ from scripts import (
     run_on_two,
     start,
 )
+from slow_cases import slow
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-import run_glue
 import tiny
 from collab_heads import CollabHeadsError
-from collab_heads.layers.query_key import is_swapped
-from collab_heads.training.loop import fine_tune as loop
 from collab_heads.training.runs import swap as swapping
+
+loop = Later("collab_heads.training.loop.fine_tune")
 
 FP64_SUM = 1e-12  # the same float64 sum, begun again from a number in JSON; seen: 0
 
@@ -57,7 +58,7 @@ def test_phases(swap, stages, bert, files, tmp_path):
     assert all(entry["steps"] == 28 and entry["samples_per_second"] > 0 for entry in results["train"])
     assert [e["epoch"] for e in results["history"] if e["stage"] == trained[0]] == [1, 2]
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
-    assert all(is_swapped(module) == (swap is not None) for module in sites(model).values())
+    assert set(swapped(model)) == {swap is not None}
     assert model.num_parameters() == results["parameters"]
     if swap:
         found = results["swap"]
@@ -110,7 +111,7 @@ def test_predictions_and_tracking(bert, files, tmp_path):
     assert len(events.Scalars("eval_accuracy")) == 2
 
 
-@pytest.mark.parametrize("terms", ("content", "context"))
+@pytest.mark.parametrize("terms", ("content", *slow("context")))
 def test_score_terms_stay_restricted_through_training(terms, bert, files, tmp_path):
     run(bert, files, tmp_path / "out", *SWAP, "--score_terms", terms)
     weights = load_file(tmp_path / "out" / "model.safetensors")
@@ -127,6 +128,7 @@ def test_bf16_trains(bert, files):
     assert results["eval_accuracy"] > 0.9
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_as_an_unbroken_one(bert, files, tmp_path):
     """SIGKILL in both phases, each time right after a checkpoint appears; dropout and the swap are part of the run."""
     more = (*SWAP, "--swap", "between", "--checkpointing_steps", 5, "--save_total_limit", 2)
@@ -149,9 +151,11 @@ def test_a_killed_run_ends_as_an_unbroken_one(bert, files, tmp_path):
     "more",
     (
         "--checkpointing_steps 3 --gradient_accumulation_steps 3 --max_train_steps 8",  # 5 steps an epoch
-        "--checkpointing_steps epoch --gradient_accumulation_steps 3 --max_train_steps 8 --group_by_length",
-        "--checkpointing_steps 5 --gradient_accumulation_steps 3 --max_train_steps 12",  # at the end of an epoch
-        f"--checkpointing_steps 3 --max_train_steps 4 --mixed_precision bf16 --swap between {' '.join(SWAP)}",
+        *slow(
+            "--checkpointing_steps epoch --gradient_accumulation_steps 3 --max_train_steps 8 --group_by_length",
+            "--checkpointing_steps 5 --gradient_accumulation_steps 3 --max_train_steps 12",  # at the end of an epoch
+            f"--checkpointing_steps 3 --max_train_steps 4 --mixed_precision bf16 --swap between {' '.join(SWAP)}",
+        ),
     ),
 )
 @from_checkpoints
@@ -170,6 +174,7 @@ def test_resuming_in_one_process(more, resumed, bert, files, tmp_path):
         assert [name for name in weights if not torch.equal(weights[name], expected[name])] == []
 
 
+@pytest.mark.slow
 def test_both_phases_train_in_the_same_precision(bert, files, monkeypatch):
     """What mixed precision wraps around a model must come off, and go on again."""
     dtypes = []
@@ -214,7 +219,7 @@ def test_a_checkpoint_of_nan_is_not_written(bert, files, tmp_path, monkeypatch):
         model.classifier.bias.data.fill_(float("nan"))
         return loss
 
-    monkeypatch.setattr(loop, "optimizer_step", step)
+    monkeypatch.setattr("collab_heads.training.loop.fine_tune.optimizer_step", step)
     with pytest.raises(CollabHeadsError, match="weights are NaN or inf at step 2: lower --learning_rate"):
         run(bert, files, tmp_path / "out", "--checkpointing_steps", 2)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["manifest.json"]
@@ -228,6 +233,7 @@ def test_checkpoints_are_models(bert, files, tmp_path):
     assert all(torch.equal(last[name], final[name]) for name in final)
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_metrics_of_one(files, tmp_path):
     """Without dropout, whose random numbers differ: same steps, same weights, same metrics, same predictions."""
     bert = tiny.save_tiny_bert(tmp_path / "bert", dropout=0.0)

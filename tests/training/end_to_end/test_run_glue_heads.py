@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from later import run_glue
 from model_sizes import HEADS
+from opening import record_of
 from safetensors.torch import load_file
 from scripts import (
     ADAM32,
@@ -21,12 +23,11 @@ from scripts import (
     run_on_two,
     start,
 )
+from slow_cases import slow
 from transformers import AutoModelForSequenceClassification
 
-import run_glue
 import tiny
 from collab_heads import CollabHeadsError, get_adapter, prune_heads
-from collab_heads.sites.record import CollabConfig
 
 NARROW = [*SWAP[:1], "--dim_shared_query_key", "0.5", *SWAP[3:]]  # a share: some heads are gone before the last swap
 RANKED = "--importance_samples 32".split()  # they must not be many
@@ -35,7 +36,7 @@ RANKED = "--importance_samples 32".split()  # they must not be many
 def kept(folder: Path) -> list[tuple[int, ...]]:
     """Which heads the saved config keeps; the model that loads has them, and no gates."""
     model = AutoModelForSequenceClassification.from_pretrained(folder)
-    record = CollabConfig.of(model.config).sites
+    record = record_of(model).sites
     assert all(state.gates is None for state in record.values())
     sites = get_adapter(model).sites(model)
     found = [record[s.path].kept if s.path in record and record[s.path].kept is not None else None for s in sites]
@@ -57,7 +58,7 @@ def check(results: dict, out: Path, number: int | None = None) -> None:
     assert model.num_parameters() == results["parameters"]
 
 
-@pytest.mark.parametrize("target", ("3", "enc-self=1"))
+@pytest.mark.parametrize("target", ("3", *slow("enc-self=1")))
 def test_an_exact_number_of_heads_is_kept(target, bert, files, tmp_path):
     results = run(bert, files, tmp_path / "out", "--target_heads", target, *RANKED)
     number = int(target[-1])
@@ -71,6 +72,7 @@ def test_an_exact_number_of_heads_is_kept(target, bert, files, tmp_path):
     assert loaded["stages"] == {"loaded": results["stages"]["pruned"]}
 
 
+@pytest.mark.slow
 def test_a_weight_leaves_as_many_as_it_leaves(bert, files, tmp_path):
     """And a weight of 0 all of them."""
     more = ("--gate_learning_rate", 0.2)
@@ -81,6 +83,7 @@ def test_a_weight_leaves_as_many_as_it_leaves(bert, files, tmp_path):
     assert run(bert, files, None, "--gate_weight", 0.0, *more)["heads"]["pruned"]["removed"] == 0
 
 
+@pytest.mark.slow
 def test_heads_that_are_not_learned_go_before_training(bert, files, tmp_path):
     alive = tmp_path / "alive.json"
     alive.write_text('{"enc-self": [[0, 1, 0, 1], [0, 0, 0, 0]]}')
@@ -108,9 +111,8 @@ def test_heads_that_are_not_learned_go_before_training(bert, files, tmp_path):
 @pytest.mark.parametrize(
     "swap, stages",
     (
-        ("before", ["swapped", "fine_tuned", "pruned"]),
         ("between", ["fine_tuned", "swapped", "fine_tuned_again", "pruned"]),
-        ("after", ["fine_tuned", "pruned", "swapped"]),
+        *slow(("before", ["swapped", "fine_tuned", "pruned"]), ("after", ["fine_tuned", "pruned", "swapped"])),
     ),
 )
 def test_pruning_and_the_swap_go_together(swap, stages, bert, files, tmp_path):
@@ -134,6 +136,7 @@ def test_chosen_heads_go_after_the_swap(bert, files, tmp_path):
     assert list(results["stages"]) == ["fine_tuned", "swapped", "pruned", "fine_tuned_again"]
 
 
+@pytest.mark.slow
 def test_a_pruned_model_is_trained_swapped_and_pruned_on(bert, files, tmp_path):
     """Also where a site has no heads left."""
     alive = tmp_path / "alive.json"
@@ -149,6 +152,7 @@ def test_a_pruned_model_is_trained_swapped_and_pruned_on(bert, files, tmp_path):
     assert not (tmp_path / "third").exists()
 
 
+@pytest.mark.slow
 def test_numbers_of_heads_are_tracked(bert, files, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -205,9 +209,11 @@ def test_a_run_killed_in_the_selection_ends_as_an_unbroken_one(bert, files, tmp_
     "more",
     (
         (*LEARNED, "--max_train_steps", 6, "--checkpointing_steps", 2),  # before, in and after the selection
-        (*LEARNED, "--max_train_steps", 4, "--checkpointing_steps", 3, *NARROW, "--swap", "between"),
-        ("--gate_weight", 0.5, "--max_train_steps", 6, "--checkpointing_steps", 2),
-        (*CHOSEN, "--max_train_steps", 4, "--checkpointing_steps", 3, *NARROW, "--swap", "between"),
+        *slow(
+            ((*LEARNED, "--max_train_steps", 4, "--checkpointing_steps", 3, *NARROW, "--swap", "between"),),
+            (("--gate_weight", 0.5, "--max_train_steps", 6, "--checkpointing_steps", 2),),
+            ((*CHOSEN, "--max_train_steps", 4, "--checkpointing_steps", 3, *NARROW, "--swap", "between"),),
+        ),
     ),
     ids=("learned", "learned-between", "weight", "importance-between"),
 )

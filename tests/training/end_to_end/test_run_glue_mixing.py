@@ -7,19 +7,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from later import Later, run_glue
 from model_sizes import HEADS
+from opening import alphas_in, record_of
 from scripts import ADAM32, LAUNCH, SWAP, checkpoints, finish, flags, fork, from_checkpoints, kill_at, run, start
+from slow_cases import slow
 from transformers import AutoModelForSequenceClassification
 from translation_script import as_json, differing, weights
 
-import run_glue
 import tiny
 from collab_heads import CollabHeadsError, get_adapter, inspect, prune_heads
 from collab_heads.analysis import HeadStatistics, head_statistics
-from collab_heads.heads.alpha import mixed_sites
-from collab_heads.sites.record import CollabConfig
-from collab_heads.training.loop import training
-from collab_heads.training.runs import analysis
+
+training = Later("collab_heads.training.loop.training")
+analysis = Later("collab_heads.training.runs.analysis")
 
 RANKED = "--importance_samples 32".split()
 GROWTH = "--alpha_growth_weight 5 --alpha_growth_radius 0.1".split()
@@ -81,7 +82,7 @@ def test_alphas_learn_from_their_start_on(bert, files, tmp_path):
     pushed = [pair[0]["nuclear_norm"] - pair[1]["nuclear_norm"] for pair in zip(report, plain, strict=True)]
     assert min(pushed) > 0.004  # of 3 steps on 4 singular values, 0.018 at most; seen: 0.0075
     check_loads(results, out, files)
-    assert all(CollabConfig.of(load(out).config).sites[path].alphas for path in PATHS)
+    assert all(record_of(load(out)).sites[path].alphas for path in PATHS)
 
 
 def test_without_a_start_alphas_learn_at_once_and_only_where_asked(bert, files, tmp_path):
@@ -111,7 +112,7 @@ def watched(monkeypatch):
         seen["clipped"].append([seen["names"][id(p)] for p in parameters])
         return clip(parameters, *args, **options)
 
-    monkeypatch.setattr(training, "parameter_groups", parameter_groups)
+    monkeypatch.setattr("collab_heads.training.loop.training.parameter_groups", parameter_groups)
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", clip_grad_norm_)
     return seen
 
@@ -215,11 +216,11 @@ def test_a_collaborative_model_cannot_be_folded(bert, files, tmp_path):
     "more, stages",
     (
         (("--target_heads", 5), ["fine_tuned", "pruned"]),
-        (("--target_heads", 5, "--head_selection", "gradient"), ["pruned", "fine_tuned"]),
+        *slow((("--target_heads", 5, "--head_selection", "gradient"), ["pruned", "fine_tuned"])),
         pytest.param(
             ("--gate_weight", 0.01, "--gate_learning_rate", 0.2), ["fine_tuned", "pruned"], marks=pytest.mark.slow
         ),
-        ((*NARROW, "--swap", "between"), ["fine_tuned", "swapped", "fine_tuned_again"]),
+        *slow(((*NARROW, "--swap", "between"), ["fine_tuned", "swapped", "fine_tuned_again"])),
         ((*NARROW, "--swap", "after"), ["fine_tuned", "swapped"]),
         pytest.param(
             (*NARROW, "--swap", "between", "--target_heads", 5),
@@ -241,7 +242,7 @@ def test_alphas_go_with_all_else(more, stages, bert, files, tmp_path):
     left = [site.num_heads for site in get_adapter(load(out)).sites(load(out))]
     if "--target_heads" in more:
         assert sum(left) == 5
-    mixed = {site.path: mixing.num_heads for site, mixing in mixed_sites(load(out), get_adapter(load(out)))}
+    mixed = {site.path: mixing.num_heads for site, mixing in alphas_in(load(out))}
     assert list(mixed.values()) == [heads for heads in left if heads > 1]
     if stages[-1] == "pruned":
         assert results["stages"]["pruned"] == results["stages"][stages[-2]]
@@ -267,6 +268,7 @@ def test_what_is_left_to_mix(bert, files, tmp_path):
     assert again["history"] == results["history"]
 
 
+@pytest.mark.slow
 def test_head_statistics_of_the_final_model(bert, files, tmp_path, monkeypatch):
     """On the validation examples, before folding: of the heads that training left."""
     measured, stock = [], analysis.head_statistics
@@ -275,7 +277,7 @@ def test_head_statistics_of_the_final_model(bert, files, tmp_path, monkeypatch):
         measured.extend(batches)
         return stock(model, measured, **options)
 
-    monkeypatch.setattr(analysis, "head_statistics", spy)
+    monkeypatch.setattr("collab_heads.training.runs.analysis.head_statistics", spy)
     out = tmp_path / "out"
     more = ("--alpha_mixing", *GROWTH, "--save_head_statistics", "--max_train_steps", 4)
     run(bert, files, out, *more, "--per_device_eval_batch_size", 10)
@@ -303,6 +305,7 @@ def test_disagreement_drives_heads_apart(bert, files, tmp_path):
     assert found[2] < found[0] - 0.1
 
 
+@pytest.mark.slow
 def test_disagreement_with_gradient_checkpointing(bert, files, tmp_path):
     """It hears the heads that the forward pass made, once; layers that run again change nothing."""
     more = ("--disagreement_weight", 1, "--alpha_mixing", *GROWTH, "--max_train_steps", 3)
@@ -325,6 +328,7 @@ def test_bf16(bert, files, tmp_path):
     assert [entry["epoch"] for entry in results["heads"]["rotation"]] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_micro_batches_share_the_growth_of_a_step(files, tmp_path):
     """Accumulated or not: the same gradient, so the same alphas; without dropout, whose random numbers differ."""
     bert = tiny.save_tiny_bert(tmp_path / "bert", dropout=0.0)
@@ -346,7 +350,7 @@ RUNS = {
     "disagreement": ("--disagreement_weight", 0.5, "--mixed_precision", "bf16", "--gradient_accumulation_steps", 2),
     "statistics": ("--save_head_statistics", "--fold_heads", "--alpha_mixing"),
 }
-SLOW = ("chosen", "between")
+SLOW = ("gates", "chosen", "between", "disagreement", "statistics")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in RUNS])

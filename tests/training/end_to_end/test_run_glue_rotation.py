@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from later import Later
 from model_sizes import HEADS
 from scripts import checkpoints, from_checkpoints, run
+from slow_cases import slow
 from transformers import AutoModelForSequenceClassification
 from translation_script import as_json, differing, weights
 
@@ -14,9 +16,10 @@ import tiny
 from collab_heads import CollabHeadsError, rotate_heads
 from collab_heads.rotation.exchange import Slot
 from collab_heads.training import HeadRotation
-from collab_heads.training.loop import fine_tune as loop
-from collab_heads.training.runs.classifier import Classifier
-from collab_heads.training.runs.head_steps import HeadSteps
+
+loop = Later("collab_heads.training.loop.fine_tune")
+classifier = Later("collab_heads.training.runs.classifier")
+head_steps = Later("collab_heads.training.runs.head_steps")
 
 PATHS = [f"encoder.layer.{layer}.attention.self" for layer in (0, 1)]
 EPOCHS = ("--per_device_train_batch_size", 36, "--num_train_epochs", 4)  # of 3 steps
@@ -56,7 +59,7 @@ def test_heads_change_places_as_scheduled(schedule, bert, files, tmp_path, monke
         return lambda self, hooks: replace(hooks, before_epoch=before_epoch)
 
     for moments in (True, False):
-        monkeypatch.setattr(HeadSteps, "add_to", by_hand(moments))
+        monkeypatch.setattr(head_steps.HeadSteps, "add_to", by_hand(moments))
         hand = run(bert, files, tmp_path / str(moments), *EPOCHS)
         assert (differing(out, tmp_path / str(moments)) == []) == moments
         assert (hand["history"] == results["history"]) or not moments
@@ -73,7 +76,7 @@ def test_before_the_epoch_that_is_named(schedule, bert, files, tmp_path, monkeyp
         seen.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
         return stock(accelerator, model, *rest)
 
-    monkeypatch.setattr(loop, "optimizer_step", step)
+    monkeypatch.setattr("collab_heads.training.loop.fine_tune.optimizer_step", step)
     more = (*EPOCHS, "--checkpointing_steps", "epoch", "--rotation_schedule", schedule({"3": [FIRST]}))
     run(bert, files, tmp_path / "out", *more)
     for epoch in (1, 2, 3):
@@ -93,18 +96,20 @@ def test_before_the_epoch_that_is_named(schedule, bert, files, tmp_path, monkeyp
 @pytest.fixture
 def batches(monkeypatch):
     """The validation batches that runs have measured heads on."""
-    seen, stock = [], Classifier.validation
+    seen, stock = [], classifier.Classifier.validation
 
     def validation(self, **options):
         found = list(stock(self, **options))
         seen[:] = found
         return found
 
-    monkeypatch.setattr(Classifier, "validation", validation)
+    monkeypatch.setattr(classifier.Classifier, "validation", validation)
     return seen
 
 
-@pytest.mark.parametrize("policy, metric", (("hard", "confidence"), ("soft", "l2"), ("local", "l2"), ("random", "l2")))
+@pytest.mark.parametrize(
+    "policy, metric", (("hard", "confidence"), *slow(("soft", "l2"), ("local", "l2"), ("random", "l2")))
+)
 def test_heads_that_a_policy_chooses(policy, metric, bert, files, tmp_path, batches):
     """By what they do on the validation examples after the epoch before; and back."""
     out = tmp_path / "out"
@@ -144,7 +149,7 @@ def test_gates_and_alphas_beside_rotation(bert, files, tmp_path):
 
 def test_what_removal_makes_impossible_is_said_before_training(schedule, bert, files, tmp_path, monkeypatch):
     """Not in the epoch that it is for; what the flags alone rule out, before anything is written."""
-    monkeypatch.setattr(loop, "optimizer_step", None)  # nothing may train
+    monkeypatch.setattr("collab_heads.training.loop.fine_tune.optimizer_step", None)  # nothing may train
     alive = tmp_path / "alive.json"
     alive.write_text('{"enc-self": [[0, 1, 1, 1], [1, 1, 1, 1]]}')
     more = ("--alive_heads", alive, "--rotation_schedule", schedule({"4": [FIRST]}), *EPOCHS)
@@ -231,7 +236,7 @@ RUNS = {
     "gates": ("--rotate", "hard", "--target_heads", 4, *RANKED, "--selection_share", 0.8, "--checkpointing_steps", 4),
     "bf16": ("--rotate", "soft", "--mixed_precision", "bf16", "--checkpointing_steps", 5),
 }
-SLOW = ("random", "bf16")
+SLOW = ("cycle", "random", "gates", "bf16")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in RUNS])
@@ -247,6 +252,7 @@ def test_resuming_in_one_process(name, resumed, bert, files, tmp_path):
         assert differing(weights(out), expected) == []
 
 
+@pytest.mark.slow
 def test_a_schedule_resumes_and_another_does_not_continue_it(schedule, bert, files, tmp_path):
     """Also where the file has changed under the same name."""
     path, out = schedule({"2": [FIRST], "3": [SECOND]}), tmp_path / "out"

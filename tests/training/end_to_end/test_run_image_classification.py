@@ -7,16 +7,15 @@ import image_script
 import pytest
 import torch
 from image_script import LEARNS, SCRATCH, SIZES, SWAP, flags, run, write_images
-from model_runs import sites
+from later import run_image_classification
+from model_runs import sites, swapped
 from PIL import Image
 from scripts import ADAM32, ONCE, checkpoints, finish, fork, from_checkpoints, kill_at, run_on_two, start
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 from translation_script import as_json, differing, weights
 
-import run_image_classification
 from collab_heads import CollabHeadsError
 from collab_heads.heads.history import HeadHistory
-from collab_heads.layers.query_key import is_swapped
 
 BORN = "--collaborative --dim_shared_query_key 8".split()
 
@@ -59,7 +58,7 @@ def test_a_trained_model_is_swapped(swap, stages, deit, files, tmp_path):
     assert list(results["stages"]) == stages
     assert json.loads((out / "all_results.json").read_text()) == json.loads(json.dumps(results))
     model = AutoModelForImageClassification.from_pretrained(out)
-    assert all(map(is_swapped, sites(model).values()))
+    assert all(swapped(model))
     assert results["swap"]["mean_output_error"] > 0  # it was calibrated
     again = run(out, files, None, "--num_train_epochs", 0)
     assert again["stages"] == {"loaded": results["stages"][stages[-1]]}
@@ -146,6 +145,7 @@ RUNS = {
 
 @pytest.mark.parametrize("name", ("scratch", *(pytest.param(name, marks=pytest.mark.slow) for name in list(RUNS)[1:])))
 @from_checkpoints
+@pytest.mark.slow
 def test_resuming(name, resumed, deit, files, tmp_path):
     """From checkpoints of a run, in place: the same end, to the last bit."""
     out, more = tmp_path / "out", ("--checkpointing_steps", 2, "--max_train_steps", 4, *RUNS[name])

@@ -8,12 +8,12 @@ import datasets
 import pytest
 import torch
 import translation_models as tiny
-from model_runs import sites
+from model_runs import swapped
+from slow_cases import slow
 from transformers import AutoModelForSeq2SeqLM
 from translation_script import LEARNS, SIZES, SWAP, as_json, differing, run, translations, weights, write_lines
 
 from collab_heads.data.translation import Objective, corpus_scores
-from collab_heads.layers.query_key import is_swapped
 from collab_heads.training.runs import swap as swapping
 
 REFERENCES = tiny.pairs(12, 1)["target"]
@@ -37,15 +37,15 @@ def test_a_model_from_scratch_learns_and_is_what_was_saved(marian, bilingual):
     assert loaded["parameters"] == ended["parameters"]
 
 
-@pytest.mark.parametrize("model_type", ("marian", "t5"))
-@pytest.mark.parametrize("mixing", ("shared", "per_head"))
+@pytest.mark.parametrize("model_type", ("marian", *slow("t5")))
+@pytest.mark.parametrize("mixing", ("shared", *slow("per_head")))
 def test_collaborative_from_scratch(model_type, mixing, bilingual, tmp_path):
     more = ("--collaborative", "--kind", mixing, "--dim_shared_query_key", 16, "--source_prefix", "to English: ")
     results = run(["--model_type", model_type, *SIZES], bilingual, tmp_path / "out", *more)
     assert list(results["stages"]) == ["fine_tuned"]
     assert results["swap"] is None
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
-    assert all(is_swapped(module) for module in sites(model).values())
+    assert all(swapped(model))
     assert model.num_parameters() == results["parameters"]
     again = run(tmp_path / "out", bilingual, None, "--max_train_steps", 0, *more[-2:])
     assert again["stages"] == {"loaded": results["stages"]["fine_tuned"]}
@@ -77,7 +77,7 @@ def test_a_checkpoint_is_swapped(swap, stages, marian, bilingual, tmp_path, monk
     assert [site["dim"] for site in results["swap"]["sites"]] == [16, 16, 16]
     assert 0 < results["swap"]["mean_output_error"] < 1
     assert [entry["steps"] for entry in results["train"]] == [6] * (len(stages) - 2)
-    assert all(is_swapped(module) for module in sites(AutoModelForSeq2SeqLM.from_pretrained(out)).values())
+    assert all(swapped(AutoModelForSeq2SeqLM.from_pretrained(out)))
 
 
 def test_a_lossless_swap_translates_the_same(marian, bilingual, tmp_path):
@@ -116,6 +116,7 @@ def test_every_family_learns_three_sentences_by_heart(family, tmp_path):
     assert [line.strip() for line in translations(tmp_path / "out", "validation-fine_tuned-90")] == pairs["target"]
 
 
+@pytest.mark.slow
 def test_translations_of_every_evaluation_are_written_and_tracked(marian, bilingual, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -150,7 +151,7 @@ def test_beam_and_length_settings_reach_generation(marian, bilingual, tmp_path):
     assert sum(map(len, found["long"])) > sum(map(len, found["brief"]))
 
 
-@pytest.mark.parametrize("precision, multiple", (("no", 1), ("bf16", 8)))
+@pytest.mark.parametrize("precision, multiple", (("no", 1), *slow(("bf16", 8))))
 def test_no_batch_has_more_tokens_than_asked_for(precision, multiple, marian, bilingual, monkeypatch):
     """Padding to a multiple of 8 included, where mixed precision wants it."""
     seen, stock = [], Objective.__call__
@@ -233,6 +234,7 @@ def test_same_seed_same_run(marian, bilingual):
     assert plain[0] != plain[2]
 
 
+@pytest.mark.slow
 def test_only_the_named_parameters_are_trained(marian, bilingual, tmp_path):
     """Pruning the encoder with the decoder frozen: to the last bit, weight decay or not."""
     out, before = tmp_path / "out", weights(marian)

@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from later import Later, run_translation
 from model_sizes import HEADS
 from scripts import ADAM32, checkpoints, finish, fork, from_checkpoints, kill_at, start
+from slow_cases import slow
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from translation_script import (
     PROCESSES,
@@ -20,12 +22,12 @@ from translation_script import (
     weights,
 )
 
-import run_translation
 from collab_heads import CollabHeadsError, rotate_heads
 from collab_heads.analysis import HeadStatistics, head_statistics
 from collab_heads.rotation.exchange import Slot
-from collab_heads.training.runs import analysis
-from collab_heads.training.runs.head_steps import HeadSteps
+
+analysis = Later("collab_heads.training.runs.analysis")
+head_steps = Later("collab_heads.training.runs.head_steps")
 
 GROWTH = "--alpha_growth_weight enc-self=5,dec-enc=2 --alpha_growth_radius 0.1".split()
 RANKED = "--importance_samples 16".split()
@@ -82,6 +84,7 @@ def base_parameters(folder) -> int:
 
 
 @pytest.mark.parametrize("model_type", ("marian", pytest.param("t5", marks=pytest.mark.slow)))
+@pytest.mark.slow
 def test_from_scratch_with_all_at_once_and_folded(model_type, bilingual, tmp_path):
     """A stock checkpoint that translates the same."""
     more = ("--alpha_mixing", *GROWTH, "--disagreement_weight", "dec-enc=0.1", "--max_train_steps", 4)
@@ -101,8 +104,10 @@ def test_from_scratch_with_all_at_once_and_folded(model_type, bilingual, tmp_pat
     "more, last",
     (
         (("--target_heads", "enc-self=1,dec-enc=3"), "pruned"),
-        (("--target_heads", 8, "--head_selection", "gradient"), "fine_tuned"),
-        ((*SWAP, "--swap", "between"), "fine_tuned_again"),
+        *slow(
+            (("--target_heads", 8, "--head_selection", "gradient"), "fine_tuned"),
+            ((*SWAP, "--swap", "between"), "fine_tuned_again"),
+        ),
     ),
     ids=("target", "importance", "between"),
 )
@@ -128,10 +133,11 @@ def measured(monkeypatch):
         seen[:] = batches
         return stock(model, seen, **options)
 
-    monkeypatch.setattr(analysis, "head_statistics", spy)
+    monkeypatch.setattr("collab_heads.training.runs.analysis.head_statistics", spy)
     return seen
 
 
+@pytest.mark.slow
 def test_statistics_are_of_the_models_own_translations(marian, bilingual, tmp_path, measured):
     """Not of the references; also after a run that had nothing left to train, and so did not translate."""
     out = tmp_path / "out"
@@ -153,6 +159,7 @@ def test_statistics_are_of_the_models_own_translations(marian, bilingual, tmp_pa
     assert HeadStatistics.load(out / "head_statistics") == first
 
 
+@pytest.mark.slow
 def test_disagreement_drives_heads_apart(marian, bilingual, tmp_path):
     """Where it has a weight."""
     found = {}
@@ -164,6 +171,7 @@ def test_disagreement_drives_heads_apart(marian, bilingual, tmp_path):
     assert found["dec-enc=3"] < found["dec-enc=0"] - 0.1
 
 
+@pytest.mark.slow
 def test_heads_change_places_as_scheduled(schedule, marian, bilingual, tmp_path, monkeypatch):
     """In all three roles; the weights are those of a training whose loop calls rotate_heads by hand."""
     found = {"2": [exchange("enc-self", 0, 1), exchange("dec-enc", 2, 3)], "4": [exchange("dec-self", 0, 3)]}
@@ -181,7 +189,7 @@ def test_heads_change_places_as_scheduled(schedule, marian, bilingual, tmp_path,
         own = [tuple(Slot(*end) for end in pair) for pair in pairs.get(epoch, [])]
         rotate_heads(model, own, optimizer)
 
-    monkeypatch.setattr(HeadSteps, "add_to", lambda self, hooks: replace(hooks, before_epoch=before_epoch))
+    monkeypatch.setattr(head_steps.HeadSteps, "add_to", lambda self, hooks: replace(hooks, before_epoch=before_epoch))
     run(marian, bilingual, tmp_path / "hand", *more)
     assert differing(out, tmp_path / "hand") == []
 
@@ -263,7 +271,7 @@ RUNS = {
     ),
     "epochs": (*EPOCHS, "--rotate", "local", "--alpha_mixing", *GROWTH, "--checkpointing_steps", "epoch"),
 }
-SLOW = ("gates", "epochs", "roles")
+SLOW = ("gates", "cycle", "epochs", "roles")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in RUNS])

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import translation_models as tiny
+from later import run_translation
 from scripts import ROOT
 from translation_script import SCRATCH, SIZES, SWAP, flags, run, write_lines
 
-import run_translation
 from collab_heads import CollabHeadsError
 
 GOOD = tiny.pairs(4, 0)
@@ -172,6 +172,7 @@ def test_a_folder_in_use(marian, bilingual, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+@pytest.mark.slow
 def test_an_overwritten_folder_keeps_nothing_of_the_run_before(marian, bilingual, tmp_path):
     out = tmp_path / "out"
     run(SCRATCH, bilingual, out, "--eval_steps", 3, "--load_best_model_at_end")

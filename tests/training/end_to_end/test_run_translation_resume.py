@@ -5,10 +5,11 @@ import shutil
 
 import pytest
 import torch
+from later import run_translation
 from scripts import ADAM32, checkpoints, finish, fork, from_checkpoints, kill_at, start
+from slow_cases import slow
 from translation_script import PROCESSES, SCRATCH, SWAP, as_json, differing, flags, run, translations, weights
 
-import run_translation
 from collab_heads import CollabHeadsError
 from collab_heads.files.folders import write_folder
 
@@ -38,7 +39,7 @@ RUNS = {
 }
 
 
-BY_DEFAULT = ("learned", "swap", "best", "frozen gates")
+BY_DEFAULT = ("best",)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in BY_DEFAULT)) for n in RUNS])
@@ -55,6 +56,7 @@ def test_resuming_in_one_process(name, resumed, marian, bilingual, tmp_path):
         assert differing(weights(out), expected) == []
 
 
+@pytest.mark.slow
 def test_gates_of_frozen_parts_still_learn(marian, bilingual, tmp_path):
     """What the resumed run above must not lose."""
     run(marian, bilingual, tmp_path / "out", "--checkpointing_steps", 3, *RUNS["frozen gates"])
@@ -91,7 +93,7 @@ def test_a_killed_run_ends_as_an_unbroken_one(bilingual, tmp_path):
     assert all(translations(out, name) == translations(tmp_path / "unbroken", name) for name in names)
 
 
-@pytest.mark.parametrize("more", (("--load_best_model_at_end",), ("--average_checkpoints", 2)))
+@pytest.mark.parametrize("more", (("--load_best_model_at_end",), *slow((("--average_checkpoints", 2),))))
 def test_what_earlier_checkpoints_hold_is_not_looked_for_elsewhere(more, marian, bilingual, tmp_path):
     out = tmp_path / "out"
     more = (*more, "--max_train_steps", 4, "--checkpointing_steps", 2)

@@ -4,11 +4,14 @@ import json
 
 import pytest
 import torch
+from later import Later
+from slow_cases import slow
 from transformers import AutoModelForSeq2SeqLM
 from translation_script import SCRATCH, SWAP, as_json, differing, run, weights
 
 from collab_heads import CollabHeadsError, get_adapter
-from collab_heads.training.runs import translator
+
+translator = Later("collab_heads.training.runs.translator")
 
 RANKED = "--importance_samples 16".split()
 CHOSEN = ("--target_heads", 6, "--head_selection", "gradient", *RANKED)
@@ -20,6 +23,7 @@ def heads(folder) -> list[tuple[str, int]]:
     return [(site.role, site.num_heads) for site in get_adapter(model).sites(model)]
 
 
+@pytest.mark.slow
 def test_an_exact_number_of_heads_per_role(marian, bilingual, tmp_path):
     out = tmp_path / "out"
     results = run(marian, bilingual, out, "--target_heads", "enc-self=1,dec-self=2,dec-enc=3", *RANKED)
@@ -58,6 +62,7 @@ def test_some_roles_are_fixed_and_others_learned(marian, bilingual, tmp_path):
     assert differing(weights(out), before) == []
 
 
+@pytest.mark.slow
 def test_a_weight_per_head(marian, bilingual, tmp_path):
     more = ("--max_train_steps", 20, "--gate_learning_rate", 0.3)
     results = run(marian, bilingual, tmp_path / "out", "--gate_weight", 0.05, *more)
@@ -77,6 +82,7 @@ def test_heads_and_the_swap_go_together(swap, marian, bilingual, tmp_path):
     assert list(results["stages"])[-2:] == ["pruned", {"before": "fine_tuned", "between": "fine_tuned_again"}[swap]]
 
 
+@pytest.mark.slow
 def test_from_scratch_with_gates(bilingual, tmp_path):
     run(SCRATCH, bilingual, tmp_path / "out", *SWAP[:3], "--target_heads", 5, *RANKED)
     assert sum(count for _, count in heads(tmp_path / "out")) == 5
@@ -88,7 +94,10 @@ def scripted(monkeypatch):
 
     def script(*values):
         left = list(values)
-        monkeypatch.setattr(translator, "corpus_scores", lambda *_: ({"bleu": left.pop(0)}, {"bleu": "signature"}))
+        monkeypatch.setattr(
+            "collab_heads.training.runs.translator.corpus_scores",
+            lambda *_: ({"bleu": left.pop(0)}, {"bleu": "signature"}),
+        )
         return left
 
     return script
@@ -140,7 +149,7 @@ def mean_of(*folders) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     "number, steps, every, names",
     (
-        (1, 6, 3, ["step_0_6"]),
+        *slow((1, 6, 3, ["step_0_6"])),
         (3, 9, 2, ["step_0_4", "step_0_6", "step_0_8"]),
     ),
 )
@@ -164,6 +173,7 @@ def test_every_phase_averages_its_own_checkpoints(marian, bilingual, tmp_path):
     assert differing(weights(out), mean_of(out / "step_1_2", out / "step_1_4")) == []
 
 
+@pytest.mark.slow
 def test_too_few_checkpoints_for_the_average_are_seen_before_training(marian, bilingual, tmp_path):
     out, epoch = tmp_path / "out", ("--max_train_samples", 60, "--checkpointing_steps", "epoch")
     for more, message in (

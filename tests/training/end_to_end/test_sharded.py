@@ -6,19 +6,19 @@ from collections.abc import Callable
 import pytest
 import torch
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from later import Later, run_glue
 from safetensors.torch import load_file
 from scripts import ADAM32, SWAP, checkpoints, flags, run, run_on_two, to_fsdp
 from transformers import AutoModelForSequenceClassification
 
-import collab_heads.training.loop.training as training
-import collab_heads.training.runs.session as session
-import run_glue
 import tiny
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.history import HeadHistory
 from collab_heads.heads.whole import is_divided
-from collab_heads.training.runs.session import make_accelerator
 from collab_heads.training.storage.sharding import check_sharding
+
+session = Later("collab_heads.training.runs.session")
+training = Later("collab_heads.training.loop.training")
 
 STEPS = ("--max_train_steps", 6, "--checkpointing_steps", 3, "--eval_steps", 3)
 HALF = ("--per_device_train_batch_size", 4)  # on each of two processes
@@ -39,15 +39,11 @@ RUNS = {
 }
 
 
-def sharded_accelerator(args):
-    wraps = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["BertLayer"]}
-    return to_fsdp(make_accelerator(args), fsdp_version=2, **wraps)
-
-
 def sharded(main: Callable) -> Callable:
     def run_sharded(arguments):
-        divided, copy = [], training.whole_copy
-        session.make_accelerator = sharded_accelerator
+        wraps = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["BertLayer"]}
+        divided, copy, made = [], training.whole_copy, session.make_accelerator
+        session.make_accelerator = lambda args: to_fsdp(made(args), fsdp_version=2, **wraps)
         training.whole_copy = lambda model, kind: divided.append(is_divided(model)) or copy(model, kind)
         main(arguments)
         assert divided and all(divided)  # else these were runs with DDP

@@ -7,21 +7,20 @@ import pytest
 import torch
 from accelerate import Accelerator
 from datasets import Dataset
+from later import Later
 from model_configs import bert_config
+from opening import gates_in
 from transformers import BertConfig, BertForSequenceClassification
 
-from collab_heads import get_adapter, swap_to_gated
+from collab_heads import swap_to_gated
 from collab_heads.base import progress
 from collab_heads.errors import ArgumentError, NonFiniteError
-from collab_heads.heads.gating import gated_sites
 from collab_heads.training import HeadPenalty
-from collab_heads.training.loop import fine_tune as loop
-from collab_heads.training.loop import training
-from collab_heads.training.loop.steps import TrainingSteps, optimizer_step, parameter_groups
-from collab_heads.training.loop.training import Hooks
 from collab_heads.training.options.heads import HEADS
 from collab_heads.training.options.parser import Parser
 from collab_heads.training.options.run import OUTPUT, training_flags
+
+loop, steps, training = (Later(f"collab_heads.training.loop.{name}") for name in ("fine_tune", "steps", "training"))
 
 FP32_SUM = 1e-6  # float32 gradients summed in another order; seen: 2e-7
 
@@ -49,14 +48,14 @@ def collate(rows) -> dict:
     return {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": torch.tensor([r["labels"] for r in rows])}
 
 
-def hooks(evaluate=lambda *_: None, **more) -> Hooks:
-    return Hooks(
+def hooks(evaluate=lambda *_: None, **more):
+    return training.Hooks(
         collate,
         lambda batch: len(batch["labels"]),
         evaluate,
         lambda *_: None,
         dict,
-        TrainingSteps(lambda epoch: [], 0),
+        steps.TrainingSteps(lambda epoch: [], 0),
         **more,
     )
 
@@ -64,7 +63,7 @@ def hooks(evaluate=lambda *_: None, **more) -> Hooks:
 def fine_tune(accelerator, net, rows, args, hooks):
     """With the order of the examples that the scripts take."""
     return loop.fine_tune(
-        accelerator, net, rows, args, replace(hooks, steps=TrainingSteps.shuffled(args, rows, 1, args.seed))
+        accelerator, net, rows, args, replace(hooks, steps=steps.TrainingSteps.shuffled(args, rows, 1, args.seed))
     )
 
 
@@ -81,7 +80,7 @@ def test_accumulated_gradient_is_that_of_the_whole_batch():
         batches = [collate([rows[i] for i in part]) for part in parts]
         optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
         before = [p.detach().clone() for p in net.parameters()]
-        loss = optimizer_step(accelerator(), net, optimizer, batches, cut, max_grad_norm=0.0)
+        loss = steps.optimizer_step(accelerator(), net, optimizer, batches, cut, max_grad_norm=0.0)
         found.append((loss, [b - p.detach() for b, p in zip(before, net.parameters(), strict=True)]))
     torch.testing.assert_close(found[0][0], found[1][0], rtol=0, atol=FP32_SUM)
     for whole, parts in zip(found[0][1], found[1][1], strict=True):
@@ -95,7 +94,7 @@ def test_an_empty_micro_batch_counts_for_nothing():
         net = model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
         batches = [collate(rows[:3]), collate(rows[3:])][: len(weights)]
         optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-        optimizer_step(accelerator(), net, optimizer, batches, weights, max_grad_norm=0.0)
+        steps.optimizer_step(accelerator(), net, optimizer, batches, weights, max_grad_norm=0.0)
         results.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
     torch.testing.assert_close(*results, rtol=0, atol=FP32_SUM)
 
@@ -104,14 +103,14 @@ def test_gradients_are_clipped():
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
     before = [p.detach().clone() for p in net.parameters()]
-    optimizer_step(accelerator(), net, optimizer, [collate(list(examples(6)))], [6], max_grad_norm=0.01)
+    steps.optimizer_step(accelerator(), net, optimizer, [collate(list(examples(6)))], [6], max_grad_norm=0.01)
     moved = sum(float((b - p.detach()).square().sum()) for b, p in zip(before, net.parameters(), strict=True)) ** 0.5
     assert moved == pytest.approx(0.01, rel=1e-3)
 
 
 def test_norms_and_biases_do_not_decay():
     net = model()
-    decayed, plain = parameter_groups(net, 0.1)
+    decayed, plain = steps.parameter_groups(net, 0.1)
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
     names = {id(p): name for name, p in net.named_parameters()}
     assert all(names[id(p)].endswith("weight") and "LayerNorm" not in names[id(p)] for p in decayed["params"])
@@ -119,7 +118,7 @@ def test_norms_and_biases_do_not_decay():
     assert len(decayed["params"]) + len(plain["params"]) == len(names)
     net.requires_grad_(False)
     with pytest.raises(ArgumentError, match="trainable"):
-        parameter_groups(net, 0.1)
+        steps.parameter_groups(net, 0.1)
 
 
 def test_schedule_evaluations_and_counts(tmp_path):
@@ -153,11 +152,11 @@ def test_the_loss_is_on_the_bar_and_its_mean_in_the_end(every, monkeypatch):
     shown, losses = [], []
 
     def step(*args):
-        losses.append(float(optimizer_step(*args)))
+        losses.append(float(steps.optimizer_step(*args)))
         return torch.tensor(losses[-1])
 
     monkeypatch.setattr(progress.Loop, "show", lambda bar, text: shown.append(text))
-    monkeypatch.setattr(loop, "optimizer_step", step)
+    monkeypatch.setattr("collab_heads.training.loop.fine_tune.optimizer_step", step)
     args = arguments("--num_train_epochs", "1", "--logging_steps", str(every))
     trained = fine_tune(accelerator(), model(), examples(34), args, hooks())
     assert len(losses) == 5
@@ -192,7 +191,7 @@ def gated_model() -> BertForSequenceClassification:
     net = model(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     swap_to_gated(net, init_log_alpha=0.5)
     net.train()
-    for _, gates in gated_sites(net, get_adapter(net)):
+    for _, gates in gates_in(net):
         gates.eval()
     return net
 
@@ -202,16 +201,16 @@ def test_gates_are_a_group_of_their_own():
     net = gated_model()
     penalty = HeadPenalty(net, gate_weight=1.0)
     gates = penalty.parameters()
-    decayed, plain, own = parameter_groups(net, 0.1, penalty, gate_lr=0.25)
+    decayed, plain, own = steps.parameter_groups(net, 0.1, penalty, gate_lr=0.25)
     assert [id(p) for p in own["params"]] == [id(p) for p in gates] and len(gates) == 2
     assert (own["weight_decay"], own["lr"], own["shared"]) == (0.0, 0.25, False)
-    assert parameter_groups(net, 0.1, HeadPenalty(net, target_heads=3, steps=2), gate_lr=0.25)[-1]["shared"]
+    assert steps.parameter_groups(net, 0.1, HeadPenalty(net, target_heads=3, steps=2), gate_lr=0.25)[-1]["shared"]
     assert "lr" not in decayed and "lr" not in plain
     assert not {id(p) for p in gates} & {id(p) for p in decayed["params"] + plain["params"]}
     assert len(decayed["params"]) + len(plain["params"]) + 2 == len(list(net.parameters()))
     for parameter in net.parameters():
         parameter.requires_grad_(any(parameter is gate for gate in gates))
-    assert parameter_groups(net, 0.1, penalty, gate_lr=0.25) == [own]
+    assert steps.parameter_groups(net, 0.1, penalty, gate_lr=0.25) == [own]
 
 
 def test_the_penalty_counts_once_however_the_batch_is_cut():
@@ -223,7 +222,7 @@ def test_the_penalty_counts_once_however_the_batch_is_cut():
             before = torch.cat([gate.detach().clone() for gate in penalty.parameters()])
             batches = [collate([rows[i] for i in part] or rows[:1]) for part in torch.arange(10).split(cut)]
             optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-            loss = optimizer_step(accelerator(), net, optimizer, batches, cut, 0.0, penalty)
+            loss = steps.optimizer_step(accelerator(), net, optimizer, batches, cut, 0.0, penalty)
             assert penalty.parts["gates"].done == 1
             slopes[weight, len(cut), cut[-1]] = before - torch.cat([g.detach() for g in penalty.parameters()]), loss
     (plain, loss), *_ = slopes.values()
@@ -242,7 +241,7 @@ def test_clipping_leaves_gates_alone():
         penalty = HeadPenalty(net, gate_weight=5.0)
         before = {name: p.detach().clone() for name, p in net.named_parameters()}
         optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-        optimizer_step(accelerator(), net, optimizer, [collate(list(examples(6)))], [6], norm, penalty)
+        steps.optimizer_step(accelerator(), net, optimizer, [collate(list(examples(6)))], [6], norm, penalty)
         moved[norm] = {name: before[name] - p.detach() for name, p in net.named_parameters()}
     gates = {name for name in before if name.endswith("log_alpha")}
     assert len(gates) == 2
@@ -263,7 +262,8 @@ def test_the_penalty_goes_through_the_training(monkeypatch):
 
     stock = training.optimizer_and_schedule
     monkeypatch.setattr(
-        training, "optimizer_and_schedule", lambda g, *rest, **kw: groups.extend(g) or stock(g, *rest, **kw)
+        "collab_heads.training.loop.training.optimizer_and_schedule",
+        lambda g, *rest, **kw: groups.extend(g) or stock(g, *rest, **kw),
     )
     ours = accelerator()
     monkeypatch.setattr(ours, "log", lambda values, step: logged.append((step, values)))

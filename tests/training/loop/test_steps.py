@@ -2,13 +2,14 @@
 
 import pytest
 from datasets import Dataset
+from later import Later
 
-from collab_heads.training.loop.steps import TrainingSteps
+loop = Later("collab_heads.training.loop.steps")
 
 
-def steps(num_epochs: float, max_steps: int | None = None) -> TrainingSteps:
+def steps(num_epochs: float, max_steps: int | None = None):
     """Epochs of 3 and of 4 steps in turn, each of one example."""
-    return TrainingSteps(lambda epoch: [[[i]] for i in range(3 + epoch % 2)], num_epochs, max_steps)
+    return loop.TrainingSteps(lambda epoch: [[[i]] for i in range(3 + epoch % 2)], num_epochs, max_steps)
 
 
 @pytest.mark.parametrize(
@@ -28,9 +29,9 @@ def test_where_the_next_step_lies():
 def test_shuffled_steps_take_every_example_once_an_epoch(parse):
     examples = Dataset.from_dict({"input_ids": [[1] * (1 + i % 5) for i in range(50)]})
     for flags in ("", "--group_by_length"):
-        made = TrainingSteps.shuffled(parse(f"--num_train_epochs 2 {flags}"), examples, 2, seed=7)
+        made = loop.TrainingSteps.shuffled(parse(f"--num_train_epochs 2 {flags}"), examples, 2, seed=7)
         assert made.total == 2 * 4  # of twice 8 examples
         orders = [[i for step in made.of_epoch(epoch) for batch in step for i in batch] for epoch in (0, 1)]
         assert sorted(orders[0]) == sorted(orders[1]) == list(range(50))
         assert orders[0] != orders[1]
-        assert TrainingSteps.shuffled(parse(flags), examples, 2, seed=8).of_epoch(0) != made.of_epoch(0)
+        assert loop.TrainingSteps.shuffled(parse(flags), examples, 2, seed=8).of_epoch(0) != made.of_epoch(0)

@@ -5,8 +5,9 @@ import random
 import numpy as np
 import pytest
 import torch
+from later import Later
 
-from collab_heads.training.loop.steps import random_states_kept
+steps = Later("collab_heads.training.loop.steps")
 
 
 def drawn() -> list[float]:
@@ -21,7 +22,7 @@ def test_nothing_is_used_up(fails):
     np.random.set_state(states[1])
     torch.set_rng_state(states[2])
     try:
-        with random_states_kept():
+        with steps.random_states_kept():
             assert drawn() == expected
             drawn()
             torch.manual_seed(3)

@@ -4,8 +4,8 @@ from argparse import ArgumentTypeError
 
 import pytest
 from accelerate.utils import set_seed
+from later import run_glue
 
-import run_glue
 from collab_heads.errors import ArgumentError
 from collab_heads.training.options import hub as training_hub
 from collab_heads.training.options.changes import COLLABORATIVE, DISTILLATION

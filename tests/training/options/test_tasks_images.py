@@ -1,8 +1,8 @@
 """What the flags of run_image_classification.py say together."""
 
 import pytest
+from later import run_image_classification
 
-import run_image_classification
 from collab_heads.errors import ArgumentError
 
 DIRS = "--train_dir a --validation_dir b "

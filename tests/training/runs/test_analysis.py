@@ -7,14 +7,15 @@ import scripts
 import torch
 import translation_script
 from heads_by_hand import model_in
+from later import Later, run_translation
 from translation_script import SCRATCH, write_lines
 
-import run_translation
 import tiny
 from collab_heads.analysis import HeadReport
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.heads.history import HeadHistory
-from collab_heads.training.runs import analysis
+
+analysis = Later("collab_heads.training.runs.analysis")
 
 GATES = ("--target_heads", "8", "--selection_share", "0.9", "--importance_samples", "0")
 TREE = "\n".join(
@@ -100,6 +101,7 @@ def test_contributions_after_prefixes_beside_an_ablation(marian, bilingual, tmp_
         run_translation.parse(translation_script.flags(marian, bilingual, tmp_path, *more, "--analyze_prefixes", "owm"))
 
 
+@pytest.mark.slow
 def test_gates_over_training_are_the_same_after_a_resumed_run(
     marian, bilingual, tmp_path, monkeypatch, without_pictures
 ):
@@ -109,7 +111,7 @@ def test_gates_over_training_are_the_same_after_a_resumed_run(
         histories.append(options["gate_history"])
         return stock(model, batches, **options)
 
-    monkeypatch.setattr(analysis, "analyze_heads", spy)
+    monkeypatch.setattr("collab_heads.training.runs.analysis.analyze_heads", spy)
     more = (*GATES, "--max_train_steps", 6, "--checkpointing_steps", 3, "--analyze")
     out = tmp_path / "out"
     translation_script.run(marian, bilingual, out, *more)

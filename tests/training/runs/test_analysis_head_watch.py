@@ -10,12 +10,11 @@ import pytest
 import scripts
 import torch
 import translation_script
+from later import Later, run_glue, run_translation
 from scripts import checkpoints
 from transformers import AutoModelForSequenceClassification
 from translation_script import SCRATCH, as_json, differing, weights
 
-import run_glue
-import run_translation
 import tiny
 from collab_heads import get_adapter
 from collab_heads.analysis import head_statistics
@@ -24,9 +23,9 @@ from collab_heads.contract.registry import head_numbers
 from collab_heads.errors import ArgumentError, OutputError
 from collab_heads.heads.history import HeadHistory, rounded
 from collab_heads.rotation.head_rotation import HeadRotation
-from collab_heads.training.runs import analysis
-from collab_heads.training.runs.analysis import HeadWatch
-from collab_heads.training.runs.classifier import Classifier
+
+analysis = Later("collab_heads.training.runs.analysis")
+classifier = Later("collab_heads.training.runs.classifier")
 
 FOLDER, SERIES = "head_history", "head_history/head_history.json"
 ALPHAS = ("--alpha_mixing", "--alpha_growth_weight", 0.05, "--alpha_sites", "dec-self", "dec-enc")
@@ -36,22 +35,22 @@ GATES = ("--target_heads", 2, "--gated_sites", "enc-self", "--selection_share", 
 @pytest.fixture
 def without_pictures(monkeypatch):
     """They take longer than all else."""
-    monkeypatch.setattr(analysis, "history_curves", lambda *args, **options: None)
-    monkeypatch.setattr(analysis, "history_strip", lambda *args, **options: None)
+    monkeypatch.setattr("collab_heads.training.runs.analysis.history_curves", lambda *args, **options: None)
+    monkeypatch.setattr("collab_heads.training.runs.analysis.history_strip", lambda *args, **options: None)
     for name in ("png_bytes", "svg_bytes", "history_gif"):
-        monkeypatch.setattr(analysis, name, lambda *args: b"drawn")
+        monkeypatch.setattr(f"collab_heads.training.runs.analysis.{name}", lambda *args: b"drawn")
 
 
 @pytest.fixture
 def drawing(monkeypatch):
     """Looking at heads uses up random numbers of all kinds, as a data loader does."""
-    stock = HeadWatch.look
+    stock = analysis.HeadWatch.look
 
     def look(self, model, moment):
         random.random(), np.random.rand(), torch.rand(3)
         stock(self, model, moment)
 
-    monkeypatch.setattr(HeadWatch, "look", look)
+    monkeypatch.setattr(analysis.HeadWatch, "look", look)
 
 
 def series(out) -> HeadHistory:
@@ -79,13 +78,13 @@ def test_the_training_is_the_same(script, bert, files, marian, bilingual, tmp_pa
 @pytest.fixture
 def batches(monkeypatch):
     """The validation batches of a run."""
-    seen, stock = [], Classifier.validation
+    seen, stock = [], classifier.Classifier.validation
 
     def validation(self, **options):
         seen[:] = list(stock(self, **options))
         return seen
 
-    monkeypatch.setattr(Classifier, "validation", validation)
+    monkeypatch.setattr(classifier.Classifier, "validation", validation)
     return seen
 
 
@@ -212,6 +211,7 @@ RUNS = {
 
 @pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize("name", ("alphas", pytest.param("gates", marks=pytest.mark.slow)))
+@pytest.mark.slow
 def test_a_resumed_run_ends_as_an_unbroken_one(name, marian, bilingual, tmp_path):
     """Also where the series of a killed run is further than its checkpoint, or is gone."""
     out, more = tmp_path / "out", RUNS[name]
@@ -301,7 +301,7 @@ def test_without_a_folder_there_is_nowhere_to_write(bilingual):
 @pytest.mark.parametrize("module, package", (("matplotlib", "pictures need matplotlib"), ("PIL", "move need pillow")))
 def test_missing_packages_are_told_before_the_training(module, package, bert, files, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr(analysis, "HeadWatch", None)
+    monkeypatch.setattr("collab_heads.training.runs.analysis.HeadWatch", None)
     with pytest.raises(MissingPackageError, match=package):
         run_glue.parse(scripts.flags(bert, files, tmp_path / "out", "--analyze_every", 5))
 
@@ -310,8 +310,8 @@ def test_a_damaged_series_in_a_checkpoint():
     learner = SimpleNamespace(session=None)
     for noted in ({}, {"version": 1}, {"version": 2}):
         with pytest.raises(OutputError, match="--resume_from_checkpoint: what it records of heads over the training"):
-            HeadWatch(learner, None, noted)
-    assert HeadWatch(learner, None, None).history is None
+            analysis.HeadWatch(learner, None, noted)
+    assert analysis.HeadWatch(learner, None, None).history is None
 
 
 def test_metrics_that_are_watched():

@@ -5,10 +5,12 @@ import json
 import pytest
 import torch
 import translation_models as tiny
+from later import Later
 
 from collab_heads.errors import OutputError
 from collab_heads.files.checkpoint import FORMAT
-from collab_heads.training.runs.best_weights import last_checkpoints, load_weights
+
+best_weights = Later("collab_heads.training.runs.best_weights")
 
 
 @pytest.fixture
@@ -27,13 +29,13 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("phase, count, names", ((0, 2, ["4", "10"]), (0, 3, ["2", "4", "10"]), (1, 1, ["10"])))
 def test_the_last_of_a_phase_in_the_order_of_their_steps(phase, count, names, folder):
-    found = last_checkpoints(folder, phase, count)
+    found = best_weights.last_checkpoints(folder, phase, count)
     assert [path.name for path in found] == [f"step_{phase}_{name}" for name in names]
 
 
 def test_another_phase_does_not_stand_in(folder):
     with pytest.raises(OutputError, match=f"--average_checkpoints 3: {folder} holds 2 of this phase"):
-        last_checkpoints(folder, 1, 3)
+        best_weights.last_checkpoints(folder, 1, 3)
 
 
 def test_the_mean_is_taken_in_double_precision(tmp_path):
@@ -48,11 +50,11 @@ def test_the_mean_is_taken_in_double_precision(tmp_path):
         states.append({name: parameter.detach().clone() for name, parameter in model.named_parameters()})
     model = tiny.model("marian")
     positions = model.model.encoder.embed_positions.weight.clone()
-    load_weights(model, folders)
+    best_weights.load_weights(model, folders)
     for name, parameter in model.named_parameters():
         if "embed_positions" not in name:
             mean = torch.stack([state[name].double() for state in states]).mean(0)
             assert torch.equal(parameter, mean.float())
     assert torch.equal(model.model.encoder.embed_positions.weight, positions)  # never stored
-    load_weights(model, folders[:1])
+    best_weights.load_weights(model, folders[:1])
     assert torch.equal(model.model.encoder.layers[0].fc1.weight, states[0]["model.encoder.layers.0.fc1.weight"])

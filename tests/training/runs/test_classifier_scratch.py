@@ -2,15 +2,15 @@
 
 import pytest
 import torch
-from model_runs import sites
+from later import Later, run_image_classification
+from model_runs import sites, swapped
 from transformers import AutoConfig
 
-import run_image_classification
 from collab_heads.contract.registry import image_blueprints
 from collab_heads.data.glue_tasks import Task
 from collab_heads.errors import ArgumentError
-from collab_heads.layers.query_key import is_swapped
-from collab_heads.training.runs.classifier import untrained
+
+classifier = Later("collab_heads.training.runs.classifier")
 
 TASK = Task(None, ("file",), ("cat", "dog", "owl"), "classification")
 SMALL = "--d_model 32 --num_layers 2 --num_heads 4 --d_ff 64 --image_size 16 --patch_size 8".split()
@@ -20,7 +20,7 @@ TYPES = pytest.mark.parametrize("model_type", image_blueprints())
 def make(*flags):
     args = run_image_classification.parse(["--train_dir", "a", "--validation_dir", "b", *map(str, flags)])
     torch.manual_seed(0)
-    return untrained(args, TASK)
+    return classifier.untrained(args, TASK)
 
 
 @TYPES
@@ -46,7 +46,7 @@ def test_collaborative_from_the_start(model_type, kind, init):
     born = ("--collaborative", "--dim_shared_query_key", 8, "--kind", kind, "--mixing_init", init)
     model, _, _ = make("--model_type", model_type, *SMALL, *born)
     stock, _, _ = make("--model_type", model_type, *SMALL)
-    assert all(map(is_swapped, sites(model).values()))
+    assert all(swapped(model))
     assert len(sites(model)) == 2
     assert model.num_parameters() < stock.num_parameters()
     if kind == "shared":

@@ -7,11 +7,11 @@ import pytest
 import torch
 from accelerate import Accelerator
 from model_sizes import HEADS
+from opening import gates_in
 from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import CollabHeadsError, get_adapter, inspect, prune_heads, swap_to_gated
 from collab_heads.errors import ArgumentError, DataError
-from collab_heads.heads.gating import gated_sites
 from collab_heads.training import HeadPenalty
 from collab_heads.training.runs import head_changes
 from families import FAMILIES
@@ -117,7 +117,7 @@ def test_a_file_is_followed(parse, tmp_path):
     model = FAMILIES["bert"].build()
     report = chosen(parse(f"--alive_heads {file(tmp_path, ALIVE)}"), model)
     assert [site.kept for site in report.sites] == [(0, 2, 3), ()]
-    assert heads(model) == [3, 0] and not gated_sites(model, get_adapter(model))
+    assert heads(model) == [3, 0] and not gates_in(model)
     # then in the numbers of what is left, for the sites that are left
     report = chosen(parse(f"--alive_heads {file(tmp_path, {'enc-self': [[1, 0, 1]]})}"), model)
     assert [site.kept for site in report.sites] == [(0, 3)]
@@ -195,7 +195,7 @@ def test_the_schedule_ends_within_the_training(parse):
 def test_what_training_closed_is_removed(parse):
     model = FAMILIES["bert"].build()
     swap_to_gated(model)
-    gated_sites(model, get_adapter(model))[0][1].log_alpha.data[1:] = -1.0
+    gates_in(model)[0][1].log_alpha.data[1:] = -1.0
     gates, report = head_changes.remove_closed_heads(model)
     assert (gates["heads"], gates["open"]) == (8, 5)
     assert report.removed == 3 and heads(model) == [1, 4]

@@ -3,11 +3,11 @@
 import pytest
 from changed_heads import adapter_sites
 from model_sizes import HEADS
+from opening import alphas_in
 from unchanged import assert_unchanged, snapshot
 
-from collab_heads import CollabHeadsError, get_adapter, prune_heads, swap_to_alpha
+from collab_heads import CollabHeadsError, prune_heads, swap_to_alpha
 from collab_heads.errors import ArgumentError
-from collab_heads.heads.alpha import mixed_sites
 from collab_heads.training import HeadPenalty
 from collab_heads.training.runs import head_changes
 from families import FAMILIES
@@ -47,7 +47,7 @@ def test_alphas_of_a_mixed_model(parse):
 
 
 def mixed(model) -> list[tuple[str, int]]:
-    return [(site.role, mixing.num_heads) for site, mixing in mixed_sites(model, get_adapter(model))]
+    return [(site.role, mixing.num_heads) for site, mixing in alphas_in(model)]
 
 
 def test_start_mixes_what_can_be_mixed(parse):

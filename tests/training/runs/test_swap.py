@@ -4,20 +4,21 @@ from argparse import Namespace
 
 import pytest
 import torch
-from model_runs import sites
+from later import Later
+from model_runs import sites, swapped
 from model_sizes import EXACT, HEADS
 from unchanged import refused
 
 from collab_heads.collaborative.report import SiteReport, SwapReport
 from collab_heads.errors import ArgumentError, ModelStateError, UnsupportedModelError
-from collab_heads.layers.query_key import is_swapped
 from collab_heads.training.options import heads
 from collab_heads.training.options.changes import COLLABORATIVE
 from collab_heads.training.options.parser import Parser
 from collab_heads.training.options.run import training_flags
 from collab_heads.training.runs import swap as swapping
-from collab_heads.training.runs.learner import check_flags_fit
 from families import FAMILIES
+
+learner = Later("collab_heads.training.runs.learner")
 
 LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"
 
@@ -71,8 +72,8 @@ def test_phases_swap_once_and_train_around_it(swap, plan):
 )
 def test_what_can_be_swapped_is_taken_and_left_alone(flags):
     model = bert()
-    check_flags_fit(arguments(flags), model)
-    assert not any(map(is_swapped, sites(model).values()))
+    learner.check_flags_fit(arguments(flags), model)
+    assert not any(swapped(model))
 
 
 def test_widths_per_role_leave_the_other_roles_alone():
@@ -80,9 +81,9 @@ def test_widths_per_role_leave_the_other_roles_alone():
     model = FAMILIES["marian"].build()
     asked = "--dim_shared_query_key enc-self=8,dec-enc=0.5 --dim_value dec-self=0.5"
     swapping.swap(arguments("--collaborative --sites dec-self"), model, None)
-    check_flags_fit(arguments(f"--collaborative {asked}"), model)
+    learner.check_flags_fit(arguments(f"--collaborative {asked}"), model)
     with refused(model, ModelStateError, "is collaborative already", "decoder.layers.0.self_attn"):
-        check_flags_fit(arguments("--collaborative --dim_shared_query_key dec-self=8"), model)
+        learner.check_flags_fit(arguments("--collaborative --dim_shared_query_key dec-self=8"), model)
 
 
 @pytest.mark.parametrize(
@@ -103,31 +104,32 @@ def test_widths_per_role_leave_the_other_roles_alone():
 def test_sites_and_widths_that_cannot_be_are_refused(flags, fragments):
     model, args = bert(), arguments(f"--collaborative {flags}")
     with refused(model, ArgumentError, *fragments):
-        check_flags_fit(args, model)
+        learner.check_flags_fit(args, model)
 
 
 def test_a_swapped_site_is_refused_and_one_that_is_not_is_taken():
     model = bert()
     swapping.swap(arguments(f"--collaborative --sites {LAYER_0}"), model, None)
     with refused(model, ModelStateError, "here is collaborative already", LAYER_0, "leave --collaborative out"):
-        check_flags_fit(arguments(), model)
-    check_flags_fit(arguments(f"--collaborative --sites {LAYER_1}"), model)
-    check_flags_fit(arguments("--collaborative --dim_value 0.5"), model)  # alone it leaves query and key as they are
-    check_flags_fit(arguments(""), model)
+        learner.check_flags_fit(arguments(), model)
+    learner.check_flags_fit(arguments(f"--collaborative --sites {LAYER_1}"), model)
+    # alone it leaves query and key as they are
+    learner.check_flags_fit(arguments("--collaborative --dim_value 0.5"), model)
+    learner.check_flags_fit(arguments(""), model)
 
 
 def test_a_family_without_adapter_is_refused_where_one_is_needed():
     model = other()
-    check_flags_fit(arguments(""), model)
+    learner.check_flags_fit(arguments(""), model)
     for flags in ("--collaborative", "--score_terms context"):
         with refused(model, UnsupportedModelError, "'gpt_neo'"):
-            check_flags_fit(arguments(flags), model)
+            learner.check_flags_fit(arguments(flags), model)
 
 
 def test_content_scores_of_a_model_without_query_biases_are_refused_early():
     model = FAMILIES["t5"].build()
     with refused(model, UnsupportedModelError, "no query bias"):
-        check_flags_fit(arguments("--score_terms content"), model)
+        learner.check_flags_fit(arguments("--score_terms content"), model)
 
 
 def test_the_swap_is_as_the_flags_say(monkeypatch):

@@ -3,15 +3,16 @@
 from argparse import Namespace
 
 import torch
+from later import Later
 from model_sizes import HEADS, LAYERS
 from unchanged import refused
 
 from collab_heads import plan, swap_to_gated
 from collab_heads.errors import ArgumentError, ModelStateError
-from collab_heads.training.runs import swap as budgets
 from collab_heads.training.runs import swap as swapping
-from collab_heads.training.runs.learner import check_flags_fit
 from families import FAMILIES
+
+learner = Later("collab_heads.training.runs.learner")
 
 
 def bert():
@@ -23,31 +24,31 @@ def test_a_budget_that_the_compression_would_refuse_is_refused_before_training(p
     least = plan(model, [FAMILIES["bert"].inputs()]).least
     too_small = f"{least - 0.001:.4f}"
     with refused(model, ArgumentError, f"--compress_budget {too_small} is below 0.", "the fewest heads"):
-        check_flags_fit(parse(f"--compress_budget {too_small}"), model)
-    check_flags_fit(parse(f"--compress_budget {least + 0.001:.4f}"), model)
-    check_flags_fit(parse(f"--compress_budget {too_small} --compress_of operations"), model)  # not known yet
+        learner.check_flags_fit(parse(f"--compress_budget {too_small}"), model)
+    learner.check_flags_fit(parse(f"--compress_budget {least + 0.001:.4f}"), model)
+    learner.check_flags_fit(parse(f"--compress_budget {too_small} --compress_of operations"), model)  # not known yet
 
 
 def test_sites_that_cannot_be_compressed_are_refused_before_training(parse):
     model = bert()
     with refused(model, ArgumentError, "has no dec-enc attention"):
-        check_flags_fit(parse("--compress_budget 0.5 --sites dec-enc"), model)
+        learner.check_flags_fit(parse("--compress_budget 0.5 --sites dec-enc"), model)
     swap_to_gated(model)
     with refused(model, ModelStateError, "gates", "prune_heads"):
-        check_flags_fit(parse("--compress_budget 0.5"), model)
+        learner.check_flags_fit(parse("--compress_budget 0.5"), model)
 
 
 def test_the_compression_is_as_the_flags_say(monkeypatch, parse):
     asked = {}
-    monkeypatch.setattr(budgets, "compress", lambda *positional, **more: asked.update(more, given=positional))
+    monkeypatch.setattr(swapping, "compress", lambda *positional, **more: asked.update(more, given=positional))
     flags = "--compress_budget 0.4 --compress_of cache --sites enc-self --refine_steps 7 --seed 5"
     flags += " --compress_parts heads values"
-    budgets.compress_as_asked(parse(flags), "model", ["batch"])
+    swapping.compress_as_asked(parse(flags), "model", ["batch"])
     expected = {"of": "cache", "kind": "per_head", "sites": ["enc-self"], "refine_steps": 7, "seed": 5}
     expected["shape"] = None
     expected["parts"] = ["heads", "values"]
     assert asked == {"given": ("model", ["batch"], 0.4), **expected}
-    budgets.compress_as_asked(parse("--compress_budget 0.4 --compress_kind shared --compress_shape free"), "model", [])
+    swapping.compress_as_asked(parse("--compress_budget 0.4 --compress_kind shared --compress_shape free"), "model", [])
     assert (asked["of"], asked["kind"], asked["shape"]) == ("parameters", "shared", "free")
 
 

@@ -3,17 +3,16 @@
 import pytest
 import torch
 import translation_models as tiny
-from model_runs import sites
+from later import run_translation
+from model_runs import sites, swapped
+from opening import record_of
 from transformers import AutoModelForSeq2SeqLM
 
-import run_translation
 from collab_heads import CollabHeadsError
 from collab_heads.contract.registry import blueprints
 from collab_heads.data.batches import Collate
 from collab_heads.data.translation import Objective, encode
 from collab_heads.errors import ArgumentError
-from collab_heads.layers.query_key import is_swapped
-from collab_heads.sites.record import CollabConfig
 from collab_heads.training.runs.translation_model import untrained
 
 CORPUS = tiny.data(train=300, validation=5)
@@ -77,8 +76,8 @@ def test_collaborative_from_scratch(model_type, mixing, width, tmp_path):
     more = ("--collaborative", "--kind", mixing, "--dim_shared_query_key", width)
     model, _ = make(tmp_path, "--model_type", model_type, *SMALL, *more)
     assert len(sites(model)) == 3
-    assert all(is_swapped(module) for module in sites(model).values())
-    states = [site.query_key for site in CollabConfig.of(model.config).sites.values()]
+    assert all(swapped(model))
+    states = [site.query_key for site in record_of(model).sites.values()]
     dim = {"shared": 8 if width == 0.25 else 16, "per_head": 16}[mixing]
     assert [(state.kind, state.dim) for state in states] == [(mixing, dim)] * 3
     plain, _ = make(tmp_path, "--model_type", model_type, *SMALL)
@@ -88,7 +87,7 @@ def test_collaborative_from_scratch(model_type, mixing, width, tmp_path):
 def test_only_some_sites_and_another_start(tmp_path):
     more = ("--collaborative", "--sites", "enc-self", "--mixing_init", "ones")
     model, _ = make(tmp_path, "--model_type", "marian", *SMALL, *more)
-    assert [is_swapped(module) for module in sites(model).values()].count(True) == 1
+    assert swapped(model).count(True) == 1
     mixing = next(tensor for name, tensor in model.state_dict().items() if name.endswith("mixing"))
     assert (mixing == 1).all()
 
