@@ -12,6 +12,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel
 from transformers.utils import logging
 
 import collab_heads as ch
+from collab_heads import analysis
 from families import FAMILIES
 
 LEARNED = {"input_ids": torch.arange(5, 45).view(4, 10), "labels": torch.arange(4) % 2}
@@ -107,11 +108,11 @@ def analyze(_):
 
 def analyze_all(_):
     model = bert(BertForSequenceClassification)
-    ch.analyze_heads(model, [LEARNED], exclude=[], evaluate=lambda model: ch.mean_loss(model, [LEARNED]))
+    ch.analyze_heads(model, [LEARNED], exclude=[], evaluate=lambda model: analysis.mean_loss(model, [LEARNED]))
 
 
 def find_roles(_):
-    ch.head_roles(bert(BertForSequenceClassification), [LEARNED], exclude=[])
+    analysis.head_roles(bert(BertForSequenceClassification), [LEARNED], exclude=[])
 
 
 def contributions(_):

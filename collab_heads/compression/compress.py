@@ -235,7 +235,9 @@ class FittedChoice(NamedTuple):
             return cls(choices, fitted, fitted_error(measured, fitted), elsewhere)
 
 
-def smallest(made: CompressionPlan, measured: Measurements, max_error: float, other: Probe | None) -> FittedChoice:
+def smallest(
+    made: CompressionPlan, measured: Measurements, max_error: float, other: Probe | None = None
+) -> FittedChoice:
     """Return the choices of the smallest model within an error, among a few attempts.
 
     The error of each attempt sets the limit of the next one.

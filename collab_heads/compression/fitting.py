@@ -189,7 +189,7 @@ def targets_of(
     """
     found: dict[str, list[Tensor]] = {reader.output: [] for reader in readers}
     masks: dict[str, Tensor | None] = {}
-    with ExitStack() as stack:
+    with starts.at(readers[0].site.path), ExitStack() as stack:
         for reader in readers:
 
             def see(inputs: Tensor, put_out: Tensor, read: Tensor, reader: Reader = reader) -> None:
@@ -198,7 +198,6 @@ def targets_of(
                     raise EnoughSeen
 
             stack.enter_context(watching(model, reader, see))
-        stack.enter_context(starts.at(readers[0].site.path))
         run_batches(model, examples, masks, "running the original")
     return found
 

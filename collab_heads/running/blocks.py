@@ -9,7 +9,7 @@ layers), the whole model runs.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any
 
@@ -51,7 +51,11 @@ class BlockStarts:
         self.kept: dict[str, list[Any]] = {}  # list of blocks -> portion -> output of its last block before the start
         names = {module: name for name, module in model.named_modules()}
         self.block_of = {site.path: self.block_around(names[site.output]) for site in sites}
-        self.blocks = self.found(dict.fromkeys(block for block in self.block_of.values() if block))
+
+    @cached_property
+    def blocks(self) -> list[str]:
+        """The blocks, found when they are asked for."""
+        return self.found(dict.fromkeys(block for block in self.block_of.values() if block))
 
     def block_around(self, name: str) -> str:
         """Return the path of the outermost member of a list of modules around a module; empty if there is none."""
@@ -68,7 +72,7 @@ class BlockStarts:
         with ExitStack() as stack:
             for name in self.around(blocks):
                 hook = self.model.get_submodule(name).register_forward_hook(
-                    lambda _, args, out, name=name: run.append((name, out))
+                    lambda _, args, out, name=name: run.append((name, copied(out)))
                 )
                 stack.callback(hook.remove)
             whole = self.put_out(first)
@@ -152,7 +156,7 @@ class BlockStarts:
         found: dict[str, list[Any]] = {each: [] for each in ends}
 
         def keep(name: str, output: Any) -> None:
-            found[list_of(name)].append(output)
+            found[list_of(name)].append(copied(output))
             if name == passed[-1]:
                 raise EnoughSeen
 
@@ -192,9 +196,12 @@ class BlockStarts:
 
     def put_out_kept(self, of_list: str, *_: object, **__: object) -> Any:
         """Return what the last block of a list in front of the start put out for the present portion, as a copy."""
-        return tree_map(
-            lambda each: each.clone() if isinstance(each, Tensor) else each, self.kept[of_list][self.number]
-        )
+        return copied(self.kept[of_list][self.number])
+
+
+def copied(output: Any) -> Any:
+    """Return the output of a block with tensors of its own: later blocks may change theirs in place."""
+    return tree_map(lambda each: each.clone() if isinstance(each, Tensor) else each, output)
 
 
 def list_of(block: str) -> str:

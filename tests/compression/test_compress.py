@@ -154,7 +154,7 @@ def test_the_smallest_of_those_that_keep_an_error_is_taken(monkeypatch):
 
     made = SimpleNamespace(within=within, share=lambda choices: choices["site"])
     module = sys.modules[compress.__module__]
-    monkeypatch.setattr(module, "fit_choices", lambda measured, choices: choices)
+    monkeypatch.setattr(module, "fit_choices", lambda measured, choices, other: choices)
     monkeypatch.setattr(module, "fitted_error", lambda measured, fitted: sizes[fitted["site"]])
     assert module.smallest(made, None, 0.1).choices == {"site": 0.4}
 

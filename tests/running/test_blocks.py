@@ -107,6 +107,7 @@ def test_what_a_later_block_does_to_its_input_is_not_kept():
     block = starts.model.get_submodule(starts.block_of[site.path])
     handle = block.register_forward_pre_hook(lambda _, args: (args[0].add_(1.0),))
     whole, _ = outputs(starts)
+    assert starts.blocks
     for _ in range(2):
         with starts.at(site.path):
             assert equal(outputs(starts)[0], whole)
