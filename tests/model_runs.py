@@ -13,6 +13,7 @@ from transformers import (
 )
 
 import collab_heads
+from collab_heads.layers.query_key import is_swapped as is_swapped
 
 
 def swap(model: PreTrainedModel, kind: str, dim=None, **more):
@@ -106,4 +107,4 @@ def sites(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
 
 def swapped(model: PreTrainedModel) -> list[bool]:
     """Whether the queries and keys of each site are collaborative."""
-    return [getattr(module, "query_key", None) is not None for module in sites(model).values()]
+    return [is_swapped(module) for module in sites(model).values()]

@@ -15,7 +15,18 @@ import pytest
 import torch
 import transformers
 from model_inputs import batch, cast, cross_batch, repadded
-from model_runs import aligned, attention_maps, main_output, output, pickled, set_backend, sites, swap, swapped
+from model_runs import (
+    aligned,
+    attention_maps,
+    is_swapped,
+    main_output,
+    output,
+    pickled,
+    set_backend,
+    sites,
+    swap,
+    swapped,
+)
 from model_sizes import EXACT, EXACT64, FP32_NOISE, HEAD_WIDTH, HEADS, KINDS, NARROW
 from opening import layers_of
 from transformers import AutoConfig
@@ -421,7 +432,7 @@ def assert_same_sites(ours, theirs, paths):
     assert paths
     for path in paths:
         ours_at, theirs_at = (sites(model)[path].state_dict() for model in (ours, theirs))
-        assert hasattr(sites(ours)[path], "query_key")
+        assert is_swapped(sites(ours)[path])
         assert ours_at.keys() == theirs_at.keys()
         assert [name for name in ours_at if not torch.equal(ours_at[name], theirs_at[name])] == []
 

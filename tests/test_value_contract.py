@@ -11,7 +11,7 @@ import pytest
 import torch
 from changed_heads import change_heads, loss, mix, output_projections, projected, removal
 from model_inputs import cast
-from model_runs import aligned, output, set_backend, sites, swap
+from model_runs import aligned, is_swapped, output, set_backend, sites, swap
 from model_sizes import EXACT, EXACT64, HEAD_WIDTH, HEADS, NARROW, NARROW_VALUES, WITH_VALUES
 from opening import layers_of, record_of
 from test_head_contract import assert_pruned_equals_gated, assert_same_state
@@ -341,6 +341,6 @@ def test_all_heads_removed():
     prune_heads(model, heads={"encoder.layer.0.attention.self": [0, 1, 2, 3]})
     record = record_of(model).sites
     assert [state.values is None for state in record.values()] == [True, False]
-    assert not hasattr(sites(model)["encoder.layer.0.attention.self"], "query_key")
+    assert not is_swapped(sites(model)["encoder.layer.0.attention.self"])
     report = swap_to_collaborative(model, dim_value=4)
     assert [site.path for site in report.sites] == ["encoder.layer.1.attention.self"]

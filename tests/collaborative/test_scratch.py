@@ -6,7 +6,7 @@ import pytest
 import torch
 from model_configs import bert_config, marian_config, t5_config
 from model_inputs import batch
-from model_runs import aligned, output, sites, swapped
+from model_runs import aligned, is_swapped, output, sites, swapped
 from model_sizes import EXACT, FP32_NOISE, HEADS, KINDS
 from transformers import (
     AutoModel,
@@ -57,7 +57,7 @@ def test_from_config(name, mixing, dim):
     assert config.to_dict() == before
     for cls in (AutoModel, TASKS[name]):
         model = build(cls, ours)
-        swapped = {path: module for path, module in sites(model).items() if hasattr(module, "query_key")}
+        swapped = {path: module for path, module in sites(model).items() if is_swapped(module)}
         assert swapped.keys() == ours.collab_heads["sites"].keys()
         assert len(swapped) == (2 if isinstance(dim, dict) else len(sites(model)))
         assert torch.isfinite(output(model, inputs(name))).all()

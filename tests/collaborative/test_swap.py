@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from model_configs import bert_config
-from model_runs import sites, swap, swapped
+from model_runs import is_swapped, sites, swap, swapped
 from model_sizes import EXACT, HEAD_WIDTH, HEADS, KINDS
 from torch import nn
 from transformers import BertModel, GPTNeoConfig, GPTNeoModel, LlamaConfig, LlamaModel
@@ -29,7 +29,7 @@ def bert():
 
 def widths(model):
     """path -> width, of the swapped sites."""
-    return {path: module.query_key.state.dim for path, module in sites(model).items() if hasattr(module, "query_key")}
+    return {path: module.query_key.state.dim for path, module in sites(model).items() if is_swapped(module)}
 
 
 @pytest.mark.parametrize(

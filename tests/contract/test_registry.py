@@ -4,7 +4,7 @@ import pytest
 import torch
 from model_configs import albert_config
 from model_inputs import batch
-from model_runs import aligned, output, swapped
+from model_runs import aligned, is_swapped, output, swapped
 from model_sizes import FP32_NOISE, HEAD_WIDTH, HEADS, LAYERS, VOCABULARY, WIDTH
 from transformers import AlbertModel, BertConfig, GPTNeoConfig, SplinterConfig, SplinterModel
 from transformers.models.splinter.modeling_splinter import SplinterSelfAttention, eager_attention_forward
@@ -73,7 +73,7 @@ def assert_lossless(adapter):
         model, inputs = splinter().double(), batch()
         before = output(model, inputs)
         swap_to_collaborative(model, adapter, kind=mixing)
-        assert all(hasattr(layer.attention.self, "query_key") for layer in model.encoder.layer)
+        assert all(is_swapped(layer.attention.self) for layer in model.encoder.layer)
         torch.testing.assert_close(
             output(model, inputs), before, rtol=0, atol=FP32_NOISE
         )  # Splinter's softmax is in float32; seen: 4e-7
