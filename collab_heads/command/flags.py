@@ -107,7 +107,7 @@ COMMANDS = {
         ),
     ),
     "compress": Command(
-        "make attention smaller where it costs least: heads, queries and keys, values",
+        "make layers smaller where it costs least: heads, queries and keys, values, neurons",
         checks.compress,
         alone(
             MODEL,

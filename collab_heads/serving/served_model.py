@@ -84,7 +84,7 @@ class ServedModel(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def can_generate(cls) -> bool:
-        """Return True: whether the graphs can is found when they are called."""
+        """Return True; whether the graphs can generate shows when they are called."""
         return True
 
     def get_encoder(self, *args: Any, **kwargs: Any) -> nn.Module:
