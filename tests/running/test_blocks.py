@@ -51,7 +51,7 @@ def equal(one, other):
 def test_every_start_puts_out_what_the_model_does(name):
     layers, starts = starts_of(name)
     whole, _ = outputs(starts)
-    assert starts.blocks and len(whole) > 2
+    assert starts.blocks and len(whole) > 1
     for site in layers.in_order:
         with starts.at(site.path):
             again, ran = outputs(starts)
