@@ -1,4 +1,4 @@
-"""How to build a new model of a family by the names of its sizes, and how to describe it for CTranslate2."""
+"""Build a new model of a family by the names of its sizes, and describe it for CTranslate2: the data of an adapter."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

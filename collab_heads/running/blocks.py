@@ -118,7 +118,7 @@ class BlockStarts:
     def at(self, path: str) -> Iterator[None]:
         """Let runs on the batches begin at the block of a site, while the context is open.
 
-        What comes before this block must be as it will be; the block itself may change inside the context.
+        Everything before this block must be as it will be; the block itself may change inside the context.
         """
         self.advance(path)
         with self.skipping():

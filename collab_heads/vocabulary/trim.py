@@ -33,7 +33,7 @@ SHOWN = 8  # names in a report
 
 @dataclass(frozen=True)
 class VocabularyReport(Report):
-    """What `trim_vocabulary` saved.
+    """The report of `trim_vocabulary`.
 
     Attributes:
         tokens_before, tokens_after: the tokens of the vocabulary; of both, where encoder and decoder have their own.
