@@ -250,9 +250,10 @@ def check_demo(args: Namespace) -> bool:
 
 
 def check_input(args: Namespace) -> None:
-    """Check, before long imports, that the model and the files of `--data` exist."""
+    """Check, before long imports, that the model and the files of texts exist."""
     check_model_name(args.model)
-    check_files(*(getattr(args, "data", None) or ()))
+    for name in ("data", "validation"):
+        check_files(*(getattr(args, name, None) or ()))
 
 
 def check_model_name(name: str) -> None:

@@ -51,6 +51,7 @@ def test_every_command_is_shown():
 def names(bert, marian, files, tmp_path):
     """What the page names -> what there is here."""
     write_lines(tmp_path / "text.txt", [row["sentence1"] for row in tiny.rows(24, 1)])
+    write_lines(tmp_path / "manuals.txt", [row["sentence2"] for row in tiny.rows(8, 2)])
     for split in ("dev", "train"):
         for file, end in zip(write_pairs(tmp_path, split, 16, 5), ("de", "en"), strict=True):
             (tmp_path / f"{split}.{end}").write_bytes((tmp_path / file).read_bytes())
