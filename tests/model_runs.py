@@ -106,5 +106,5 @@ def sites(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
 
 
 def swapped(model: PreTrainedModel) -> list[bool]:
-    """Whether the queries and keys of each site are collaborative."""
+    """Return for each site whether its queries and keys are collaborative."""
     return [is_swapped(module) for module in sites(model).values()]

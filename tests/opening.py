@@ -22,5 +22,5 @@ def alphas_in(model):
 
 
 def record_of(model):
-    """What the config of a model says of its sites and blocks."""
+    """Return the record of sites and blocks in the config of a model."""
     return CollabConfig.of(model.config)

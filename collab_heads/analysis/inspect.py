@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 
 from collab_heads.analysis.facts import BlockFacts, FamilyFacts, FamilyList, ModelFacts, SiteFacts
@@ -95,14 +95,15 @@ def facts_of_stored(name: str, config: PretrainedConfig) -> ModelFacts:
 
 
 def facts_of(layers: OpenLayers, name: str) -> ModelFacts:
-    model = layers.model
+    model, gates = layers.model, report_gates(layers)
+    opened_heads = {site.path: site.open for site in gates.sites}
     return ModelFacts(
         name,
         type(model).__name__,
         family(layers.adapter, model.config.model_type),
-        tuple(map(facts_of_site, layers.attention)),
+        tuple(facts_of_site(site, opened_heads.get(site.path)) for site in layers.attention),
         tuple(map(facts_of_block, layers.feed_forwards)),
-        report_gates(layers),
+        gates,
         report_alphas(layers),
         parameters=model.num_parameters(),
         vocabulary=trimmed_vocabulary(model.config),
@@ -115,7 +116,7 @@ def empty_model(config: PretrainedConfig, named: Any) -> PreTrainedModel:
         return cast(PreTrainedModel, AutoModel.from_config(config) if named is AutoModel else named(config))
 
 
-def facts_of_site(site: OpenSite) -> SiteFacts:
+def facts_of_site(site: OpenSite, open_heads: tuple[int, ...] | None) -> SiteFacts:
     state, size, empty = site.state, site_size(site), not site.num_heads
     return SiteFacts(
         site.path,
@@ -129,7 +130,7 @@ def facts_of_site(site: OpenSite) -> SiteFacts:
         query_key=0 if empty else site.query_key_width,
         value=0 if empty else site.dim_value,
         gates=None if state.gates is None else state.gates.kind,
-        open=open_heads(site),
+        open=open_heads,
         alphas=state.alphas,
         parameters=size.parameters,
         cache=size.cache if site.role.startswith("dec") else 0,
@@ -141,18 +142,6 @@ def facts_of_block(block: OpenFeedForward) -> BlockFacts:
     return BlockFacts(
         block.path, block.role, block.site.layer, block.num_neurons, state.num_neurons, parameters=size.parameters
     )
-
-
-def open_heads(site: OpenSite) -> tuple[int, ...] | None:
-    """Return the original numbers of the heads whose gates are open; None without gates, or without their weights."""
-    gates = gates_of(site.output) if site.num_heads else None
-    if gates is None or is_empty(gates):
-        return None
-    return tuple(site.head_numbers[i] for i in gates.is_open().nonzero().flatten().tolist())
-
-
-def is_empty(module: nn.Module) -> bool:
-    return any(each.is_meta for each in module.state_dict().values())
 
 
 def load_gates_and_alphas(layers: OpenLayers, folder: Path) -> None:

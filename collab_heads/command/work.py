@@ -73,6 +73,7 @@ def run_compress(args: Namespace) -> CompressReport | CompressionPlan:
     texts = drawn(all_texts, args.samples, args.seed)
     check_enough(args, texts)
     batches = batches_of(args, model, tokenizer, texts)
+    elsewhere = None if others is None else batches_of(args, model, tokenizer, drawn(others, MEASURED, args.seed))
     given = {name: getattr(args, name) for name in options_of("compression.plan", "plan")}
     made = plan(model, batches, **{name: value for name, value in given.items() if value is not None})
     print(made)
@@ -81,7 +82,6 @@ def run_compress(args: Namespace) -> CompressReport | CompressionPlan:
             write_plan(made, args.output_dir)
         return made
     original = copy.deepcopy(model) if args.distill_steps else None
-    elsewhere = None if others is None else batches_of(args, model, tokenizer, drawn(others, MEASURED, args.seed))
     report = compress(model, made, args.budget, max_error=args.max_error, validation=elsewhere)
     print(report)
     distilled = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
@@ -28,9 +27,6 @@ from collab_heads.model.refusals import check_not_inference
 from collab_heads.running.batches import NoticingFew, without_unread_labels
 from collab_heads.running.translations import with_translations
 from collab_heads.sites.state import QueryKeyKind
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.get_logger("transformers.collab_heads")  # below transformers' own: its verbosity counts
 PHASES = (

@@ -133,7 +133,7 @@ class CompressReport(Report):
             )
         notes.append(loss_in_words(self.measured_error**2))
         if self.validation_error is not None and self.validation_error > FAR * self.measured_error:
-            times = self.validation_error / self.measured_error
+            times = self.validation_error / self.measured_error if self.measured_error else float("inf")
             notes.append(
                 f"note: on the examples of validation the output moves {times:.1f} times as far as on examples like "
                 "the batches: add texts like them to the batches, or keep more"

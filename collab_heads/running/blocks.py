@@ -4,13 +4,12 @@ The outputs of the block before are kept for every portion of the batches. A run
 a run of the whole model, bit for bit. The blocks are found by trying, whatever the family: they are the members of
 lists of modules that hold sites, each must run once in a forward pass, and a run that begins at the second, the middle
 or the last of them must put out what the whole model does. Where they do not (ALBERT, whose one block serves all
-layers), the whole model runs.
+layers), or where the kept outputs would take too much memory, the whole model runs.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
-from itertools import islice
 from typing import Any
 
 import torch
@@ -67,7 +66,11 @@ class BlockStarts:
 
     def found(self, blocks: Iterable[str]) -> list[str]:
         """Return the blocks in the order in which they run, if runs that begin at them put out what the model does."""
-        first = list(islice((portion for batch in self.batches for portion in self.cut(batch)), 1))
+        first: list[Mapping] = []
+        inputs = 0  # bytes, of all portions
+        for portion in (portion for batch in self.batches for portion in self.cut(batch)):
+            first = first or [portion]
+            inputs += bytes_of(portion)
         run: list[tuple[str, Any]] = []
         with ExitStack() as stack:
             for name in self.around(blocks):
@@ -78,6 +81,9 @@ class BlockStarts:
             whole = self.put_out(first)
         order = [name for name, _ in run]
         if len(order) < 2 or len(set(order)) < len(order):
+            return []
+        largest = max(bytes_of(out) for _, out in run) * len({list_of(name) for name in order})
+        if largest * inputs > self.limit * max(bytes_of(first), 1):  # outputs grow with the inputs
             return []
         self.blocks = order
         for start in sorted({1, len(order) // 2, len(order) - 1}):
@@ -169,9 +175,6 @@ class BlockStarts:
             stack.enter_context(self.skipping())
             run_batches(self.model, self.batches, {}, "running blocks", cut=self.cut)
         self.kept, self.start = self.kept | found, wanted
-        if sum(leaf.nbytes for leaf in tree_leaves(self.kept) if isinstance(leaf, Tensor)) > self.limit:
-            self.blocks = []
-            self.restart()
 
     @contextmanager
     def skipping(self) -> Iterator[None]:
@@ -202,6 +205,11 @@ class BlockStarts:
 def copied(output: Any) -> Any:
     """Return the output of a block with tensors of its own: later blocks may change theirs in place."""
     return tree_map(lambda each: each.clone() if isinstance(each, Tensor) else each, output)
+
+
+def bytes_of(values: Any) -> int:
+    """Return the bytes of all tensors in inputs or outputs."""
+    return sum(leaf.nbytes for leaf in tree_leaves(values) if isinstance(leaf, Tensor))
 
 
 def list_of(block: str) -> str:

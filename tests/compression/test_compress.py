@@ -371,6 +371,14 @@ def test_a_refit_must_help_on_examples_of_another_kind(monkeypatch):
         assert kept[-1] is is_refitted
 
 
+def test_a_loss_on_examples_of_another_kind_alone_is_told():
+    report = compress(BERT.build().eval(), batches_of(BERT), 1.0, validation=batches_of(BERT), refine_steps=0)
+    assert (report.measured_error, report.validation_error) == (0, 0) and "note: on the examples" not in str(report)
+    for measured, validation, said in ((0.0, 0.3, "inf times"), (0.1, 0.3, "3.0 times"), (0.1, 0.14, None)):
+        text = str(dataclasses.replace(report, measured_error=measured, validation_error=validation))
+        assert (f"the output moves {said} as far" in text) if said else "note: on the examples" not in text
+
+
 def test_examples_of_another_kind_are_checked_before_the_plan(monkeypatch):
     monkeypatch.setattr(compress_module, "plan_for", None)
     model = BERT.build()

@@ -133,6 +133,13 @@ def test_nothing_is_kept_that_is_too_large(monkeypatch):
         again, ran = outputs(starts)
     assert equal(again, whole) and starts.blocks == [] and starts.kept == {}
     assert any("layer.0" in name for name in ran)
+    _, fitting = starts_of("bert")
+    fitting.advance(layers.attention[-1].path)
+    size = blocks.bytes_of(fitting.kept)
+    for limit, is_kept in ((0.5 * size, False), (2 * size, True)):  # foreseen from the first portion
+        _, limited = starts_of("bert")
+        limited.limit = limit
+        assert bool(limited.blocks) is is_kept
 
 
 def test_a_forward_of_an_instance_comes_back():
