@@ -77,8 +77,7 @@ def block_of_neurons(model: PreTrainedModel) -> tuple[NeuronRegression, InputMom
     generator = torch.Generator().manual_seed(0)
     mix = torch.randn(neurons, neurons, generator=generator) / neurons**0.5
     outputs = torch.randn(1, 2 * neurons, neurons, generator=generator) @ mix
-    moments = InputMoments(outputs, centres=False)
-    moments.add(outputs, None)
+    moments = InputMoments.of(outputs, centres=False)
     weight = torch.randn(width, neurons, generator=generator)
     return NeuronRegression.of(weight, moments, neurons, doubt=DOUBT), moments
 

@@ -73,10 +73,10 @@ def padding_counted(monkeypatch):
     stock = replacement.fit_values
 
     def fit_values(plan, seen):
-        return stock(plan, PADDED.pop(plan.site.path))
+        return stock(plan, PADDED.pop(plan.site.path).finished())
 
     def hear(self, projection, args):
-        PADDED.setdefault(self.site.path, input_moments.InputMoments(args[0])).add(args[0], None)
+        PADDED.setdefault(self.site.path, input_moments.RunningMoments()).add(args[0], None)
         heard(self, projection, args)
 
     heard = input_moments.OutputListener.hear

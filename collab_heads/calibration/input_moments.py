@@ -7,6 +7,7 @@ Padding does not count. A module that serves several layers accumulates over all
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +18,14 @@ from collab_heads.model.open_layers import OpenLayerSite, OpenSite
 from collab_heads.running.batches import sides
 
 SIDES = ("query", "key")
+FAR = 10.0  # times the median norm: tokens beyond it are summed in float64
+COLUMNS = 128  # of a block of products, at least; blocks below the diagonal are left out
+BLOCKS = 8  # over all columns, at most
 
 
+@dataclass
 class InputMoments:
-    """The running sums of one side (query or key) of one site, or of what its output projection reads, in float64.
+    """The moments of one side (query or key) of one site, or of what its output projection reads, in float64.
 
     Attributes:
         count: tokens seen.
@@ -29,26 +34,17 @@ class InputMoments:
         within: [D, D], the same after subtracting the mean of each sequence; empty if it is not needed.
     """
 
-    def __init__(self, like: Tensor, *, centres: bool = True):
-        self.count = 0
-        self.total = float64(torch.zeros_like(like[0, 0]))
-        self.outer = torch.zeros_like(self.total).outer(self.total)
-        self.within = torch.zeros_like(self.outer) if centres else self.total.new_zeros(0, 0)
+    count: int
+    total: Tensor
+    outer: Tensor
+    within: Tensor
 
-    def add(self, inputs: Tensor, mask: Tensor | None) -> None:
-        """Add a batch: inputs [B, T, D], mask [B, T] (true where a token counts) or None for all."""
-        if mask is None:
-            mask = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
-        tokens = float64(inputs.detach()[mask])  # (tokens that count, D)
-        counts = mask.sum(1).to(tokens.device)  # (B,)
-        sequence = torch.arange(len(counts), device=tokens.device).repeat_interleave(counts)
-        sums = tokens.new_zeros(len(counts), tokens.shape[-1]).index_add_(0, sequence, tokens)  # (B, D)
-        outer = tokens.mT @ tokens
-        self.count += int(counts.sum())
-        self.total += sums.sum(0)
-        self.outer += outer
-        if self.within.numel():
-            self.within += outer.sub_(sums.mT @ (sums / counts.clamp(min=1)[:, None]))
+    @classmethod
+    def of(cls, inputs: Tensor, mask: Tensor | None = None, *, centres: bool = True) -> "InputMoments":
+        """Return the moments of one batch: inputs [B, T, D], mask [B, T] (true where a token counts) or None."""
+        running = RunningMoments(centres=centres)
+        running.add(inputs, mask)
+        return running.finished()
 
     def merge(self, other: "InputMoments") -> None:
         """Add the sums of another object."""
@@ -85,6 +81,80 @@ class InputMoments:
         return self.within / self.count
 
 
+class RunningMoments:
+    """Sums over batches, from which the moments follow: products in the precision of the inputs, sums in float64.
+
+    Rounding must stay below the variances that fits look at. So the means of sequences, or of the first tokens, are
+    subtracted before, and tokens of outlying norm, as the first one in many decoders, are multiplied in float64.
+
+    Args:
+        centres: whether sequences are centred, too.
+    """
+
+    def __init__(self, *, centres: bool = True):
+        self.centres, self.count = centres, 0
+        self.shift = self.total = self.upper = self.between = torch.empty(0)
+
+    def add(self, inputs: Tensor, mask: Tensor | None) -> None:
+        """Add a batch: inputs [B, T, D], mask [B, T] (true where a token counts) or None for all."""
+        if mask is None:
+            mask = torch.ones(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
+        tokens = inputs.detach()[mask]  # (tokens that count, D)
+        if not len(tokens):
+            return
+        tokens = float64(tokens) if torch.get_float32_matmul_precision() != "highest" else at_least_float32(tokens)
+        norms = tokens.norm(dim=1)
+        is_far = norms > FAR * norms.median()
+        if not self.count:
+            self.shift = tokens[~is_far].mean(0)
+            self.total = torch.zeros_like(float64(self.shift))
+            self.upper = self.total.new_zeros(len(self.total), len(self.total))
+            self.between = torch.zeros_like(self.upper) if self.centres else self.between
+        tokens, self.count = tokens - self.shift, self.count + len(tokens)
+        if self.centres:
+            counts = mask.sum(1).to(self.total.device)  # (B,)
+            sequence = torch.arange(len(counts), device=self.total.device).repeat_interleave(counts)
+            sums = self.total.new_zeros(len(counts), len(self.total))  # (B, D)
+            sums.index_add_(0, sequence, float64(tokens))
+            means = sums / counts.clamp(min=1)[:, None]
+            self.total += sums.sum(0)
+            self.between += sums.mT @ means
+            tokens = tokens - means[sequence].to(tokens)
+        else:
+            self.total += float64(tokens.sum(0))
+        if is_far.any():
+            self.multiply(float64(tokens[is_far]))
+            tokens = tokens[~is_far]
+        self.multiply(tokens)
+
+    def multiply(self, tokens: Tensor) -> None:
+        """Add the outer products of shifted tokens [N, D], on and above the diagonal."""
+        for own in column_blocks(tokens.shape[1]):
+            products = tokens[:, own].mT @ tokens[:, own.start :]
+            self.upper[own, own.start :] += products.to(self.upper.device)
+
+    def finished(self) -> InputMoments:
+        """Return the moments; nothing can be added afterwards."""
+        sums, total, shift = self.upper, self.total, float64(self.shift)
+        for own in column_blocks(len(sums)):
+            sums[own, own] = sums[own, own].triu() + sums[own, own].triu(1).mT
+            sums[own.stop :, own] = sums[own, own.stop :].mT
+        outer = self.between.add_(sums) if self.centres else sums
+        outer.addr_(shift, total).addr_(total, shift).addr_(shift, shift, alpha=self.count)
+        return InputMoments(self.count, total + self.count * shift, outer, sums if self.centres else sums.new_zeros(0, 0))
+
+
+def column_blocks(count: int) -> list[slice]:
+    """Cut columns into blocks of products."""
+    width = max(COLUMNS, -(-count // BLOCKS))
+    return [slice(start, min(start + width, count)) for start in range(0, count, width)]
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Convert half precision to float32."""
+    return tensor.float() if torch.finfo(tensor.dtype).bits < torch.finfo(torch.float32).bits else tensor
+
+
 class Listener:
     """A listener that takes the moments of both sides of one site, with pre-hooks on its projections.
 
@@ -94,7 +164,7 @@ class Listener:
     def __init__(self, site: OpenSite, masks: Mapping[str, Tensor | None]):
         self.site, self.masks = site, masks
         self.inputs: dict[str, Tensor] = {}  # of the call that is under way
-        self.sums: dict[str, InputMoments] = {}  # of "query", "key" and "both"
+        self.sums: dict[str, RunningMoments] = {}  # of "query", "key" and "both"
 
     def hear(self, side: str, states: Tensor) -> None:
         """Take the input of one side; the second side completes a call."""
@@ -109,14 +179,15 @@ class Listener:
             masks = {"both": masks["query"]}
         for name, inputs in self.inputs.items():
             if name not in self.sums:
-                self.sums[name] = InputMoments(inputs)
+                self.sums[name] = RunningMoments()
             self.sums[name].add(inputs, masks[name])
         self.inputs = {}
 
     def moments(self) -> tuple[InputMoments, InputMoments]:
         """Return the moments of the query side and of the key side; raise CalibrationError if no token was seen."""
-        sums = [[self.sums[name] for name in (side, "both") if name in self.sums] for side in SIDES]
-        if not all(parts and parts[0].count for parts in sums):
+        found = {name: sums.finished() for name, sums in self.sums.items() if sums.count}
+        sums = [[found[name] for name in (side, "both") if name in found] for side in SIDES]
+        if not all(sums):
             raise saw_nothing(self.site)
         for first, *others in sums:
             for other in others:
@@ -132,7 +203,7 @@ class OutputListener:
 
     def __init__(self, site: OpenLayerSite, masks: Mapping[str, Tensor | None]):
         self.site, self.masks = site, masks
-        self.sums: InputMoments | None = None
+        self.sums = RunningMoments(centres=False)
 
     def hear(self, projection: nn.Module, args: tuple) -> None:
         """Take the input of a call, [B, T, n], or [B * T, n] where a layer takes all tokens in a row."""
@@ -140,15 +211,13 @@ class OutputListener:
         if heads.ndim == 2:
             heads = heads[None] if mask is None else heads.unflatten(0, mask.shape)
         check_inputs(self.site, "output", heads, mask)
-        if self.sums is None:
-            self.sums = InputMoments(heads, centres=False)
         self.sums.add(heads, mask)
 
     def moments(self) -> InputMoments:
         """Return the moments; raise CalibrationError if no token was seen."""
-        if self.sums is None or not self.sums.count:
+        if not self.sums.count:
             raise saw_nothing(self.site)
-        return self.sums
+        return self.sums.finished()
 
 
 def check_inputs(site: OpenLayerSite, name: str, states: Tensor, mask: Tensor | None) -> None:

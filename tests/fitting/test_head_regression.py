@@ -43,9 +43,7 @@ def weight_and_outputs(*, redundant=True, offset=2.0) -> tuple[torch.Tensor, tor
 
 
 def regression(weight, heads, **options) -> HeadRegression:
-    moments = InputMoments(heads)
-    moments.add(heads, None)
-    return HeadRegression.of(weight, moments, HEADS, **{"gates": None, "has_bias": True} | options)
+    return HeadRegression.of(weight, InputMoments.of(heads), HEADS, **{"gates": None, "has_bias": True} | options)
 
 
 def columns(kept):

@@ -94,9 +94,7 @@ def test_neurons_that_are_constant_lose_nothing(constant):
 
 
 def moments_of(outputs):
-    moments = InputMoments(outputs[None], centres=False)
-    moments.add(outputs[None], None)
-    return moments
+    return InputMoments.of(outputs[None], centres=False)
 
 
 @pytest.mark.parametrize("has_bias", (True, False))
@@ -137,8 +135,7 @@ def test_a_block_is_regressed_around_its_mean_only_if_a_bias_can_make_up_for_it(
     monkeypatch.setattr(head_regression, "RIDGE", 1e-12)
     block, generator = first_block(FAMILIES[name].build()), torch.Generator().manual_seed(0)
     rows = 2 + torch.randn(500, block.num_neurons, generator=generator, dtype=torch.float64)
-    moments = InputMoments(rows[None])
-    moments.add(rows[None], None)
+    moments = InputMoments.of(rows[None])
     kept, weight = [*range(0, block.num_neurons, 2)], weight_of(block.output).detach().double()
     found = NeuronRegression.of_block(block, moments).output(kept)
     inputs = torch.cat([rows[:, kept], rows.new_ones(len(rows), has_bias)], dim=1)

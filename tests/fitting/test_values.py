@@ -47,9 +47,7 @@ def heads(rank=H * D_V, mean=1.0):
 
 
 def seen(tokens):
-    moments = InputMoments(tokens[None])
-    moments.add(tokens[None], None)
-    return moments
+    return InputMoments.of(tokens[None])
 
 
 def narrowed(tokens, width, *, bias=True, has_gates=False, stock=None):
