@@ -132,7 +132,7 @@ def trim(_):
     ch.trim_vocabulary(bert(vocab_size=len(tokenizer)), tokenizer, TEXTS[:40])
 
 
-SITES = ["measuring sites", "measuring sensitivities"]
+SITES = ["measuring sites"]
 BEGIN, END = ["calibrating", "counting", "measuring"], ["fitting sites", "measuring"]
 CALLS = {
     compress: ("compress", [*BEGIN, *SITES, "fitting sites"]),

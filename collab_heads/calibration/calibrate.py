@@ -3,8 +3,8 @@
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -19,18 +19,21 @@ from collab_heads.running.blocks import BlockStarts
 from collab_heads.running.portions import portions
 
 
-class Calibrations(NamedTuple):
+@dataclass
+class Calibrations:
     """The calibration of several sites of a model.
 
     Attributes:
         query_key: path -> the calibration for the fit of a query/key projection.
         outputs: path -> the moments of what the output projection of a site reads: its heads, or neurons.
         orders: path -> what the removal of each neuron costs, once it was computed from the moments.
+        regressions: path -> the regression of a block on its neurons, once it was made in place of the moments.
     """
 
-    query_key: dict[str, "SiteCalibration"]
-    outputs: dict[str, InputMoments]
-    orders: dict[str, Tensor]
+    query_key: dict[str, "SiteCalibration"] = field(default_factory=dict)
+    outputs: dict[str, InputMoments] = field(default_factory=dict)
+    orders: dict[str, Tensor] = field(default_factory=dict)
+    regressions: dict[str, Any] = field(default_factory=dict)
 
     def merge(self, other: "Calibrations") -> None:
         """Add the moments of the same sites on other batches."""
@@ -93,7 +96,6 @@ def calibrate(
     return Calibrations(
         {path: SiteCalibration(*both, recorder.calls_of(path)) for path, both in moments.items()},
         {listener.site.path: listener.moments() for listener in head_listeners},
-        {},
     )
 
 
@@ -143,34 +145,55 @@ class CalibratedSites:
         self.model, self.sites, self.recorded, self.narrowed = model, sites, recorded, narrowed
         sizes = {path: FLOAT64 * size for path, size in moment_counts(sites, narrowed).items()}
         limit = most_bytes(sum(parameter.nbytes for parameter in model.parameters()), are_few=are_few)
-        self.groups, self.orders = grouped(sizes, limit), dict[str, Tensor]()
-        self.batches = batches if len(self.groups) == 1 and not recorded else check_batches(batches)
-        self.step = -(-sum(num_rows(batch) or 1 for batch in self.batches) // RECORDED) if recorded else 1
+        self.orders: dict[str, Tensor] = {}
         self.starts: dict[int, BlockStarts] = {}
+        are_one = sum(sizes.values()) <= limit
+        self.batches = batches if are_one and not recorded else check_batches(batches)
+        self.step = -(-sum(num_rows(batch) or 1 for batch in self.batches) // RECORDED) if recorded else 1
+        self.groups = [[*sizes]] if are_one else self.of_blocks(sizes, limit)
         self.open, self.seen = self.groups[0], self.calibrated(self.groups[0])
+
+    def of_blocks(self, sizes: Mapping[str, int], limit: float) -> list[list[str]]:
+        """Cut sites into groups: one for each block, where runs can begin and end at blocks."""
+        starts = self.starts_on([*self.batches][:: self.step], 0)
+        groups: dict[str, list[str]] = {}
+        for path in sizes:
+            groups.setdefault(starts.block_of[path] if starts.block_of[path] in starts.blocks else "", []).append(path)
+        others = groups.pop("", [])
+        return [*groups.values(), *(grouped({path: sizes[path] for path in others}, limit) if others else [])]
+
+    def starts_on(self, batches: Sequence[Mapping], number: int) -> BlockStarts:
+        """Return the starts on one of the lists of batches."""
+        if number not in self.starts:
+            every = dict.fromkeys((*self.narrowed, *self.sites))
+            self.starts[number] = BlockStarts(self.model, every, batches, cut_for(self.model))
+        return self.starts[number]
 
     def of(self, path: str) -> Calibrations:
         """Return the calibrations of the group that holds a site; a new group replaces the one before."""
         if path not in self.open:
-            self.release()
+            self.seen = Calibrations()  # before the next one is made
             (self.open,) = [group for group in self.groups if path in group]
             self.seen = self.calibrated(self.open)
         return self.seen
 
     def take(self, path: str) -> Calibrations:
-        """Return the calibration of one site alone; if there are several groups, it is not held here any longer."""
+        """Return the calibration of one site alone; if there are several groups, it is not held here any longer.
+
+        Its `regressions` are its own, and empty.
+        """
         seen = self.of(path)
-        one = {name: {path: each[path]} if path in each else {} for name, each in seen._asdict().items()}
+        query_key, outputs = ({path: each[path]} if path in each else {} for each in (seen.query_key, seen.outputs))
         if len(self.groups) > 1:
             self.open = [other for other in self.open if other != path]
             for each in (seen.query_key, seen.outputs):
                 each.pop(path, None)
-        return Calibrations(**one)._replace(orders=seen.orders)
+        return Calibrations(query_key, outputs, self.orders)
 
     def release(self) -> None:
         """Free the memory of the present group if there are several; `of` makes it again on request."""
         if len(self.groups) > 1:
-            self.open, self.seen = [], Calibrations({}, {}, {})
+            self.open, self.seen = [], Calibrations()
 
     def calibrated(self, group: Sequence[str]) -> Calibrations:
         """Calibrate one group in one pass over the batches."""
@@ -194,13 +217,8 @@ class CalibratedSites:
         number: int = 0,
     ) -> Calibrations:
         """Calibrate some sites on one of the lists of batches; of several groups, each runs its own blocks alone."""
-        starts = None
-        if len(self.groups) > 1:
-            if number not in self.starts:
-                every = dict.fromkeys((*self.narrowed, *self.sites))
-                self.starts[number] = BlockStarts(self.model, every, list(batches), cut_for(self.model))
-            starts = self.starts[number]
-        return calibrate(self.model, sites, recorded, narrowed, batches, starts)._replace(orders=self.orders)
+        starts = self.starts_on([*batches], number) if len(self.groups) > 1 else None
+        return replace(calibrate(self.model, sites, recorded, narrowed, batches, starts), orders=self.orders)
 
 
 def moment_counts(sites: Sequence[OpenSite], narrowed: Sequence[OpenLayerSite]) -> dict[str, int]:

@@ -19,6 +19,7 @@ from collab_heads.running.batches import sides
 
 SIDES = ("query", "key")
 FAR = 10.0  # times the median norm: tokens beyond it are summed in float64
+LARGE = 1e12  # norms beyond it, or below its inverse, have squares that float32 may not hold
 COLUMNS = 128  # of a block of products, at least; blocks below the diagonal are left out
 BLOCKS = 8  # over all columns, at most
 
@@ -102,9 +103,10 @@ class RunningMoments:
         tokens = inputs.detach()[mask]  # (tokens that count, D)
         if not len(tokens):
             return
-        tokens = float64(tokens) if torch.get_float32_matmul_precision() != "highest" else at_least_float32(tokens)
-        norms = tokens.norm(dim=1)
-        is_far = norms > FAR * norms.median()
+        norms = at_least_float32(tokens).norm(dim=1)
+        usual, is_far = float(norms.median()), norms > FAR * norms.median()
+        may_round = torch.get_float32_matmul_precision() == "highest" and 1 / LARGE < usual < LARGE
+        tokens = at_least_float32(tokens) if may_round else float64(tokens)
         if not self.count:
             self.shift = tokens[~is_far].mean(0)
             self.total = torch.zeros_like(float64(self.shift))

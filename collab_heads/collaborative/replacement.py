@@ -51,7 +51,7 @@ def make_replacement(
 ) -> Replacement:
     """Fit the replacement of a site, and remove its entries from `calibrations` to free memory."""
     started = time.perf_counter()
-    moments = calibrations or Calibrations({}, {}, {})
+    moments = calibrations or Calibrations()
     query_key, error, sweeps, refinement = site.query_key, 0.0, 0, Refinement(None, None)
     if plan is not None:
         query_key, decomposition, refinement = fit_site(plan, moments.query_key.pop(site.path, None), options)

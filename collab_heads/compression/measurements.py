@@ -16,7 +16,7 @@ from transformers.utils import logging
 from collab_heads.base.numerics import few_threads
 from collab_heads.base.option_values import SitePart
 from collab_heads.base.progress import one_bar, progress_bar
-from collab_heads.calibration.calibrate import CalibratedSites
+from collab_heads.calibration.calibrate import CalibratedSites, Calibrations
 from collab_heads.compression.measures import SiteUse, Workload, count_work, other_operations
 from collab_heads.compression.options import PlanOptions
 from collab_heads.compression.parts.part import install
@@ -160,16 +160,17 @@ def measure_model(
     shapes = {site.path: shape_of(site, kind, parts, options.multiple_of) for site in sites}
     warn_of_other_widths(shapes, options.multiple_of)
     found: dict[str, SiteErrors] = {}
+    sensitivities = Sensitivities(layers, sites, probe, options.fit)
     for site in progress_bar(sites if shown else (), desc="measuring sites"):
         assert shown is not None
-        shape, path = shapes[site.path], site.path
-        with few_threads(widths(site.output)[0]):  # names for calibrations would keep them in memory
-            found[path] = SiteErrors(shape, site_errors(site, shape, fitted.take(path), shown.take(path)))
-    del shown  # as large as `fitted`
-    sensitivity = sensitivities(layers, sites, found, fitted, probe, options.fit) if errors else {}
-    condition = condition_of(layers)
+        seen, shape = fitted.take(site.path), shapes[site.path]
+        with few_threads(widths(site.output)[0]):  # a name for what is shown would keep it in memory
+            found[site.path] = SiteErrors(shape, site_errors(site, shape, seen, shown.take(site.path)))
+        sensitivities.measure(site, found[site.path], seen)
+        del seen  # before the next one is made
     return Measurements(
-        layers, sites, shapes, options, fitted, batches[0], work, others, probe, found, sensitivity, condition
+        *(layers, sites, shapes, options, fitted, batches[0], work, others, probe, found),
+        *(sensitivities.found(), condition_of(layers)),
     )
 
 
@@ -227,15 +228,8 @@ def choose_sites(
     return sites
 
 
-def sensitivities(
-    layers: OpenLayers,
-    sites: Sequence[OpenLayerSite],
-    errors: Mapping[str, SiteErrors],
-    fitted: CalibratedSites,
-    probe: Probe,
-    options: FitOptions,
-) -> dict[str, dict[SitePart, float]]:
-    """Measure how the squared error of the model's output grows with that of each part of each site.
+class Sensitivities:
+    """Measures how the squared error of the model's output grows with that of each part of each site.
 
     For parts that are refined in the end, it is multiplied by the share of the error that refinement leaves, which is
     estimated on a few sites.
@@ -243,42 +237,51 @@ def sensitivities(
     Args:
         layers: the layers of the model, which is unchanged afterwards.
         sites: those that may change.
-        errors: path -> errors of the parts of the site, in fits without refinement.
-        fitted: the calibration on the examples to fit to.
         probe: measures the error of the output.
         options: the options of the final fits.
-
-    Returns:
-        path -> part -> squared error of the output, by squared error of the site.
     """
 
-    def moved(site: OpenLayerSite, choice: Choice, options: FitOptions) -> float:
-        """Return the squared error of the output when one site has a choice."""
-        with few_threads(widths(site.output)[0]):
-            fit = fit_site(layers, site.path, errors[site.path].shape, choice, fitted.of(site.path), options)
-        starts.advance(site.path)
-        with undone(layers, [site]) as tried, starts.at(site.path):
-            install(tried, {site.path: fit})
-            return probe.error() ** 2
+    def __init__(self, layers: OpenLayers, sites: Sequence[OpenLayerSite], probe: Probe, options: FitOptions):
+        self.layers, self.probe, self.options, self.starts = layers, probe, options, probe.starts(sites)
+        attention = [site.path for site in sites if isinstance(site, OpenSite)]
+        self.refined = set(attention[:: -(-len(attention) // REFINED_SITES) or 1]) if options.refine_steps else set()
+        self.measured: dict[str, dict[SitePart, float]] = {}
+        self.left: dict[SitePart, list[float]] = {}  # part -> what refinement leaves of the errors of some sites
 
-    starts = probe.starts(sites)
-    found: dict[str, dict[SitePart, float]] = {}
-    left: dict[SitePart, list[float]] = {}  # part -> what refinement leaves of the squared errors of some sites
-    attention = [site.path for site in sites if isinstance(site, OpenSite)]
-    refined = set(attention[:: -(-len(attention) // REFINED_SITES) or 1]) if options.refine_steps else set()
-    for site in progress_bar(sites, desc="measuring sensitivities"):
-        of_site, found[site.path] = errors[site.path], dict.fromkeys(errors[site.path].errors, 0.0)
-        for name, part in parts_of(of_site.shape).items():
-            if (choice := of_site.example(name, EXAMPLE)) is None:
+    def measure(self, site: OpenLayerSite, errors: SiteErrors, seen: Calibrations) -> None:
+        """Measure the next site.
+
+        Args:
+            site: the site, in model order.
+            errors: of its parts, in fits without refinement.
+            seen: its calibration on the examples to fit to.
+        """
+
+        def moved(choice: Choice, options: FitOptions) -> float:
+            """Return the squared error of the output when the site has a choice."""
+            with few_threads(widths(site.output)[0]):
+                fit = fit_site(self.layers, site.path, errors.shape, choice, seen, options)
+            self.starts.advance(site.path)
+            with undone(self.layers, [site]) as tried, self.starts.at(site.path):
+                install(tried, {site.path: fit})
+                return self.probe.error() ** 2
+
+        found = self.measured[site.path] = dict.fromkeys(errors.errors, 0.0)
+        for name, part in parts_of(errors.shape).items():
+            if (choice := errors.example(name, EXAMPLE)) is None:
                 continue
-            error = moved(site, choice, QUICK)
-            found[site.path][name] = error / of_site.of(choice)[name]
-            if part.is_refined and site.path in refined and error:
-                left.setdefault(name, []).append(min(moved(site, choice, options) / error, 1.0))
-    for of_parts in found.values():
-        for name in of_parts.keys() & left.keys():
-            of_parts[name] *= math.prod(left[name]) ** (1 / len(left[name]))
-    return found
+            error = moved(choice, QUICK)
+            found[name] = error / errors.of(choice)[name]
+            if part.is_refined and site.path in self.refined and error:
+                self.left.setdefault(name, []).append(min(moved(choice, self.options) / error, 1.0))
+
+    def found(self) -> dict[str, dict[SitePart, float]]:
+        """Return path -> part -> squared error of the output, by squared error of the site."""
+        shares = {name: math.prod(left) ** (1 / len(left)) for name, left in self.left.items()}
+        return {
+            path: {name: error * shares.get(name, 1.0) for name, error in of_parts.items()}
+            for path, of_parts in self.measured.items()
+        }
 
 
 def hold_out(batches: Iterable[Mapping]) -> tuple[list[Mapping], list[Mapping]]:

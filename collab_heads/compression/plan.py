@@ -32,8 +32,7 @@ logger = logging.get_logger("transformers.collab_heads")  # below transformers' 
 PHASES = (
     ("translating", 2),
     ("calibrating", 2),
-    ("measuring sites", 4),
-    ("measuring sensitivities", 4),
+    ("measuring sites", 8),
     ("timing sites", 3),  # of budgets of time
 )
 

@@ -20,8 +20,8 @@ from transformers import PreTrainedModel
 from collab_heads.model.open_layers import OpenLayerSite
 from collab_heads.running.batches import EnoughSeen, run_batches
 
-SHARE = 0.25  # of the memory of the model: the most that kept outputs may take
-LEAST = 64 * 2**20  # bytes that they may take in any case
+SHARE = 0.5  # of the memory of the model: the most that kept outputs may take
+LEAST = 256 * 2**20  # bytes that they may take in any case
 
 
 class BlockStarts:
@@ -132,22 +132,17 @@ class BlockStarts:
 
     @contextmanager
     def within(self, paths: Collection[str]) -> Iterator[None]:
-        """Let runs on the batches begin at the first block of some sites, and end after the last."""
+        """Let one run on the batches begin at the first block of some sites, and end after the last.
+
+        What the last block puts out is kept: the start is behind it afterwards.
+        """
         numbers = [self.blocks.index(self.block_of[path]) for path in paths if self.block_of[path] in self.blocks]
         if len(numbers) < len(paths):  # a site is outside of the blocks
             yield
             return
-
-        def end(*_: object) -> None:
-            raise EnoughSeen
-
-        first = min(paths, key=lambda path: self.blocks.index(self.block_of[path]))
-        with self.at(first):
-            handle = self.model.get_submodule(self.blocks[max(numbers)]).register_forward_hook(end)
-            try:
-                yield
-            finally:
-                handle.remove()
+        self.advance(min(paths, key=lambda path: self.blocks.index(self.block_of[path])))
+        with self.keeping(max(numbers) + 1):
+            yield
 
     def advance(self, path: str) -> None:
         """Keep what the model puts out in front of the block of a site, which later starts begin with."""
@@ -157,24 +152,34 @@ class BlockStarts:
             self.restart()
         if wanted == self.start:
             return
-        passed = self.blocks[self.start : wanted]
-        ends = {list_of(name): name for name in passed}  # the last one that is passed of each list
-        found: dict[str, list[Any]] = {each: [] for each in ends}
+        with self.keeping(wanted):
+            run_batches(self.model, self.batches, {}, "running blocks", cut=self.cut)
+
+    @contextmanager
+    def keeping(self, stop: int) -> Iterator[None]:
+        """Let one run on the batches begin at the start, and end at another block, which is the start afterwards."""
+        passed = self.blocks[self.start : stop]
 
         def keep(name: str, output: Any) -> None:
-            found[list_of(name)].append(copied(output))
+            self.kept.setdefault(list_of(name), [])[self.number : self.number + 1] = [copied(output)]
             if name == passed[-1]:
                 raise EnoughSeen
 
-        with ExitStack() as stack:
-            for name in ends.values():
-                hook = self.model.get_submodule(name).register_forward_hook(
-                    lambda _, args, out, name=name: keep(name, out)
-                )
-                stack.callback(hook.remove)
-            stack.enter_context(self.skipping())
-            run_batches(self.model, self.batches, {}, "running blocks", cut=self.cut)
-        self.kept, self.start = self.kept | found, wanted
+        try:
+            with ExitStack() as stack:
+                for name in {list_of(name): name for name in passed}.values():  # the last of each list
+                    hook = self.model.get_submodule(name).register_forward_hook(
+                        lambda _, args, out, name=name: keep(name, out)
+                    )
+                    stack.callback(hook.remove)
+                stack.enter_context(self.skipping())
+                yield
+        except BaseException:
+            self.restart()  # some portions are ahead of others
+            raise
+        self.start = stop
+        if stop == len(self.blocks):
+            self.restart()
 
     @contextmanager
     def skipping(self) -> Iterator[None]:

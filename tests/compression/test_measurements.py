@@ -31,7 +31,7 @@ class SimpleOpenSite(OpenSite):
 
 
 def measured(monkeypatch, outputs, refined, steps, sites=6):
-    """`sensitivities` of sites that move the output by what is said; the paths of those that were refined."""
+    """The sensitivities of sites that move the output by what is said; the paths of those that were refined."""
     shape, tried = AttentionShape.of(first_site(FAMILIES["bert"].build()), "per_head"), []
     errors = SiteErrors(shape, {"heads": {2: 0.1}, "query_key": {4: 0.2}, "values": {4: 0.4}})
 
@@ -51,15 +51,11 @@ def measured(monkeypatch, outputs, refined, steps, sites=6):
         SimpleOpenSite(replace(one.site, path=str(i)), one.module, one.adapter, one.model, one.state)
         for i in range(sites)
     ]
-    found = measurements.sensitivities(
-        layers,
-        fake,
-        {site.path: errors for site in fake},
-        SimpleNamespace(of=lambda path: None),
-        SimpleNamespace(error=error, starts=lambda _: SimpleNamespace(advance=str, at=nullcontext)),
-        FitOptions(refine_steps=steps),
-    )
-    return found, [path for path, _, options in tried if options is not QUICK]
+    probe = SimpleNamespace(error=error, starts=lambda _: SimpleNamespace(advance=str, at=nullcontext))
+    sensitivities = measurements.Sensitivities(layers, fake, probe, FitOptions(refine_steps=steps))
+    for site in fake:
+        sensitivities.measure(site, errors, None)
+    return sensitivities.found(), [path for path, _, options in tried if options is not QUICK]
 
 
 def test_an_error_of_the_output_counts_by_that_of_the_site(monkeypatch):

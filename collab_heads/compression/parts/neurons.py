@@ -4,12 +4,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from collab_heads.calibration.calibrate import Calibrations
 from collab_heads.compression.parts.part import LEVELS, Fit, Part
 from collab_heads.compression.parts.shape import FeedForwardShape
 from collab_heads.fitting.head_regression import by_cost, most_costly
 from collab_heads.fitting.neuron_regression import NeuronRegression, refit_errors
 from collab_heads.heads.prune_neurons import MULTIPLE
 from collab_heads.model.apply_state import OutputWeights, keep_neurons
+from collab_heads.model.open_layers import OpenFeedForward
 
 
 class Neurons(Part):
@@ -42,14 +44,14 @@ class Neurons(Part):
         """Measure the error with the last projection refitted for the neurons that stay."""
         if not self.sizes(shape):
             return {}
-        regression = NeuronRegression.of_block(site, fitted.outputs.pop(site.path))
+        regression = regression_of(site, fitted)
         costs = fitted.orders[site.path] = regression.removal_costs()
         return refit_errors(regression, by_cost(costs), self.sizes(shape), held.outputs.pop(site.path))
 
     def fit(self, fitting):
         """Choose the neurons that stay, and refit the last projection."""
         site = fitting.site
-        regression = NeuronRegression.of_block(site, fitting.calibrations.outputs.pop(site.path))
+        regression = regression_of(site, fitting.calibrations)
         costs = fitting.calibrations.orders.get(site.path)
         kept = most_costly(regression.removal_costs() if costs is None else costs, fitting.geometry.neurons)
         fitting.fits.append(KeptNeurons(kept, regression.output(kept).rounded(site.output)))
@@ -64,6 +66,13 @@ class Neurons(Part):
     def summary(self, sizes, wholes):
         """Return the number of neurons that all blocks keep, and that they have."""
         return f"{sum(sizes):,} of {sum(wholes):,}"
+
+
+def regression_of(site: OpenFeedForward, seen: Calibrations) -> NeuronRegression:
+    """Return the regression of a block, which takes the place of its moments."""
+    if site.path not in seen.regressions:
+        seen.regressions[site.path] = NeuronRegression.of_block(site, seen.outputs.pop(site.path))
+    return seen.regressions[site.path]
 
 
 @dataclass(frozen=True)

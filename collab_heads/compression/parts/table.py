@@ -89,7 +89,8 @@ def fit_site(
         options: how queries and keys are fitted.
     """
     # a fit takes out what it uses
-    seen = calibrations._replace(query_key=dict(calibrations.query_key), outputs=dict(calibrations.outputs))
+    each = (calibrations.query_key, calibrations.outputs, calibrations.orders, calibrations.regressions)
+    seen = Calibrations(*map(dict, each))
     with ExitStack() as stack:
         fitting = Fitting(layers, path, shape, choice, resized(shape, choice), seen, options, stack)
         for name, _ in choice.sizes:

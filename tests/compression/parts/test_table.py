@@ -1,5 +1,7 @@
 """The errors of the parts of a site are what a fit makes of it on other examples."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from compressing import batches_of, first_block, first_site
@@ -55,7 +57,7 @@ def outputs_of(model, site, batches):
 def test_an_error_is_what_the_site_then_makes(measured, part):
     model, site, held, (fitted, shown) = measured
     shape = shape_of(site, "per_head")
-    taken = (each._replace(outputs=dict(each.outputs)) for each in (fitted, shown))  # what is used is taken out
+    taken = (replace(each, outputs=dict(each.outputs)) for each in (fitted, shown))  # what is used is taken out
     errors = SiteErrors(shape, site_errors(site, shape, *taken))
     before = outputs_of(model, site, held)
     choice = errors.example(part, 0.1)
