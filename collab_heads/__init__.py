@@ -28,6 +28,7 @@ from collab_heads.heads.prune import prune_heads
 from collab_heads.heads.prune_neurons import prune_neurons
 from collab_heads.model.peft_targets import peft_targets
 from collab_heads.rotation.exchange import rotate_heads
+from collab_heads.running.generation import generate_batches
 from collab_heads.saving.card import model_card
 from collab_heads.saving.transformers_hooks import install_hooks
 from collab_heads.serving.export import export
@@ -51,6 +52,7 @@ __all__ = [
     "distill",
     "export",
     "fold_heads",
+    "generate_batches",
     "get_adapter",
     "inspect",
     "load_exported",

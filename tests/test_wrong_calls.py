@@ -145,6 +145,10 @@ def marian() -> PreTrainedModel:
     return FAMILIES["marian"].build()
 
 
+def llama() -> PreTrainedModel:
+    return FAMILIES["llama"].build()
+
+
 def swapped() -> PreTrainedModel:
     model = bert()
     swap(model, "shared", 16)
@@ -235,6 +239,7 @@ CALLS = {
     "distill": Call(swapped, lambda tmp: {"original": bert(), "batches": eight(), "steps": 1}),
     "export": Call(bert, lambda tmp: {"folder": tmp / "new", "to": "transformers"}),
     "fold_heads": Call(gated, lambda tmp: {}),
+    "generate_batches": Call(llama, lambda tmp: {"count": 3, "length": 8}),
     "inspect": Call(mixed, lambda tmp: {}),
     "get_adapter": Call(bert, lambda tmp: {}),
     "head_importance": Call(bert, lambda tmp: {"batches": labelled()}),

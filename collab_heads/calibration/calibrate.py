@@ -183,11 +183,12 @@ class CalibratedSites:
         Its `regressions` are its own, and empty.
         """
         seen = self.of(path)
-        query_key, outputs = ({path: each[path]} if path in each else {} for each in (seen.query_key, seen.outputs))
+        query_key = {path: seen.query_key[path]} if path in seen.query_key else {}
+        outputs = {path: seen.outputs[path]} if path in seen.outputs else {}
         if len(self.groups) > 1:
             self.open = [other for other in self.open if other != path]
-            for each in (seen.query_key, seen.outputs):
-                each.pop(path, None)
+            seen.query_key.pop(path, None)
+            seen.outputs.pop(path, None)
         return Calibrations(query_key, outputs, self.orders)
 
     def release(self) -> None:

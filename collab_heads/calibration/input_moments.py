@@ -143,7 +143,9 @@ class RunningMoments:
             sums[own.stop :, own] = sums[own, own.stop :].mT
         outer = self.between.add_(sums) if self.centres else sums
         outer.addr_(shift, total).addr_(total, shift).addr_(shift, shift, alpha=self.count)
-        return InputMoments(self.count, total + self.count * shift, outer, sums if self.centres else sums.new_zeros(0, 0))
+        return InputMoments(
+            self.count, total + self.count * shift, outer, sums if self.centres else sums.new_zeros(0, 0)
+        )
 
 
 def column_blocks(count: int) -> list[slice]:

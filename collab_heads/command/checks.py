@@ -1,5 +1,6 @@
 """The checks of the commands before long imports; the docstring of each is what its `--help` says."""
 
+import math
 import os
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -48,6 +49,7 @@ def compress(args: Namespace) -> None:
         collab-heads compress Helsinki-NLP/opus-mt-de-en --data dev.de dev.en --budget 0.5 --output_dir small
         collab-heads compress MODEL --data reviews.csv --column text --max_error 0.1 --output_dir small
         collab-heads compress MODEL --data news.txt --validation manuals.txt --budget 0.8 --output_dir small
+        collab-heads compress DECODER --data news.txt:2 code.txt:1 --generated 64 --budget 0.9 --output_dir small
 
     `--plan` shows what every budget would cost in quality; `--distill_steps 300` brings back much of it. Text files
     have a sentence a line; gzipped where the name ends in .gz. A translation model takes two, or one and its own
@@ -253,7 +255,21 @@ def check_input(args: Namespace) -> None:
     """Check, before long imports, that the model and the files of texts exist."""
     check_model_name(args.model)
     for name in ("data", "validation"):
-        check_files(*(getattr(args, name, None) or ()))
+        check_files(*(file_and_weight(file)[0] for file in getattr(args, name, None) or ()))
+
+
+def file_and_weight(name: str) -> tuple[str, float | None]:
+    """Return the file and its weight in a mixture that an argument names as FILE:WEIGHT; None for a file alone."""
+    file, _, number = name.rpartition(":")
+    if not file or os.path.exists(name):
+        return name, None
+    try:
+        weight = float(number)
+    except ValueError:
+        return name, None
+    if not 0 < weight < math.inf:
+        raise ArgumentError(f"{name}: the weight {number} of {file} must be a number above 0")
+    return file, weight
 
 
 def check_model_name(name: str) -> None:

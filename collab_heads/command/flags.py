@@ -43,7 +43,7 @@ def data(why: str = "", *, required: bool = True) -> tuple[Flag, ...]:
         flag(
             "--data FILE...",
             f"{why}text file with a sentence a line, or {TABLE}; for a translation model also the file of its "
-            "translations",
+            "translations; FILE:WEIGHT each to mix several",
             required=required,
         ),
         flag(
@@ -116,6 +116,13 @@ COMMANDS = {
             flag(
                 "--validation FILE...",
                 "texts of another kind than --data, in the same form: the error on them is reported, too",
+            ),
+            flag(
+                "--generated N",
+                "of a language model: texts of --max_length tokens that it writes itself, to fit to beside --data; it "
+                "loses far less on other texts than those of --data with as many as there are of them",
+                count,
+                0,
             ),
             flag("--plan", "only show what every budget would cost; the model stays as it is"),
             flag(

@@ -1,10 +1,8 @@
-"""The input of a command: its model and tokenizer, and its texts as batches."""
+"""The model and the tokenizer of a command, and its texts as batches."""
 
 import copy
-import random
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -17,13 +15,14 @@ from transformers import (
 )
 
 from collab_heads.analysis.roles.treebank import longest_input
-from collab_heads.base.checks import shortened
 from collab_heads.base.extras import check_extra
+from collab_heads.command.checks import file_and_weight
+from collab_heads.command.texts import drawn, read_data
 from collab_heads.contract.registry import adapter_for_config, get_adapter
 from collab_heads.data.batches import Collate, check_room, chunked, longest_first, tokenize
-from collab_heads.data.parallel import Pairs, columns_of, read_lines, read_two, without_empty
-from collab_heads.data.tables import TABLES, is_table, read_table
-from collab_heads.errors import ArgumentError, DataError, LoadError, UnsupportedModelError
+from collab_heads.data.parallel import Pairs
+from collab_heads.errors import ArgumentError, LoadError, UnsupportedModelError
+from collab_heads.running.generation import generate_batches
 from collab_heads.running.translations import translations
 from collab_heads.saving.loading import class_of, load_or_explain
 
@@ -51,8 +50,12 @@ def load(args: Namespace) -> Loaded:
     tokenizer = load_tokenizer(args.model, remote)
     model = load_or_explain(named, args.model, dtype=torch.float32, **({} if named is not AutoModel else remote))
     get_adapter(model)
-    if len(getattr(args, "data", None) or ()) == 2 and not model.config.is_encoder_decoder:
-        raise ArgumentError(f"--data has two files, and {type(model).__name__} takes one: it does not translate")
+    names: list[str] = getattr(args, "data", None) or []
+    if len(names) == 2 and not model.config.is_encoder_decoder and file_and_weight(names[0])[1] is None:
+        raise ArgumentError(
+            f"--data has two files, and {type(model).__name__} does not translate: give one, or both in a mixture, "
+            f"with their weights ({names[0]}:1 {names[1]}:1)"
+        )
     device = getattr(args, "device", "cpu")
     try:
         return Loaded(model.to(device), tokenizer, dtype)
@@ -77,46 +80,6 @@ def check_class(model: PreTrainedModel) -> None:
             f"the model is a {named[0]}, which transformers lacks, and would lose its head as a "
             f"{type(model).__name__}: load it in Python, and change it there"
         )
-
-
-def read_data(args: Namespace) -> Pairs:
-    """Read the files of `--data`; empty lines are left out, and their number is printed.
-
-    Returns:
-        The sentences by "source" and, with two files or two columns, "target".
-    """
-    paths, where = [Path(name) for name in args.data], " and ".join(args.data)
-    if len(paths) > 2:
-        raise ArgumentError(f"--data has {len(paths)} files: give one of text, or two that are translations")
-    if any(is_table(path) for path in paths):
-        sides: Sequence[list[str]] = read_columns(args, paths)
-    elif args.column:
-        raise ArgumentError(
-            f"--column {args.column[0]}: {where} has no columns, it is not a table ({', '.join(TABLES)})"
-        )
-    else:
-        sides = read_two(*paths) if len(paths) == 2 else [read_lines(paths[0])]
-    if len(sides) == 2:
-        return without_empty(where, *sides)[0]
-    lines = [line for line in sides[0] if line.strip()]
-    if not lines:
-        raise DataError(f"{where}: column {args.column[0]!r} has no text")  # an empty text file was refused above
-    if missing := len(sides[0]) - len(lines):
-        print(f"{where}: left out {missing} of {len(sides[0]):,} lines, which are empty")
-    return {"source": lines}
-
-
-def read_columns(args: Namespace, paths: Sequence[Path]) -> list[list[str]]:
-    """Read one or two named columns of a table."""
-    if len(paths) > 1:
-        raise ArgumentError(f"--data {paths[0]} {paths[1]}: give one table, and both columns with --column")
-    rows = read_table(paths[0], args.skip_bad_rows)
-    if not args.column or len(args.column) > 2:
-        raise ArgumentError(
-            f"{paths[0]} is a table: name the column that holds the text, or two, with --column; "
-            f"it has {shortened(rows[0])}"
-        )
-    return columns_of(paths[0], rows, args.column)
 
 
 def longest(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
@@ -199,8 +162,13 @@ def calibration(args: Namespace, loaded: Loaded, texts: Pairs | None = None) -> 
     return list(batches_of(args, loaded.model, loaded.tokenizer, chosen))
 
 
-def drawn(texts: Pairs, most: int, seed: int) -> Pairs:
-    """Draw at most `most` sentences with a seed, and keep their order."""
-    size = len(texts["source"])
-    chosen = sorted(random.Random(seed).sample(range(size), min(most, size)))
-    return {side: [lines[i] for i in chosen] for side, lines in texts.items()}
+def generated(args: Namespace, loaded: Loaded) -> list[dict]:
+    """Return batches of the texts that the model writes itself: `--generated` of them, of `--max_length` tokens."""
+    if not args.generated:
+        return []
+    model, tokenizer, _ = loaded
+    read = tokenizer("a", return_special_tokens_mask=True)
+    start = read["input_ids"][: read["special_tokens_mask"].index(0)]
+    most = longest(args, model, tokenizer)
+    batches = generate_batches(model, args.generated, most, start=start, seed=args.seed)
+    return [{"input_ids": rows} for batch in batches for rows in batch["input_ids"].split(args.batch_size)]

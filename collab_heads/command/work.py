@@ -20,7 +20,8 @@ from collab_heads.base.extras import missing
 from collab_heads.base.report import portable_name
 from collab_heads.collaborative.report import SwapReport
 from collab_heads.collaborative.swap import swap_to_collaborative
-from collab_heads.command.inputs import Loaded, batches_of, calibration, check_class, drawn, load, read_data
+from collab_heads.command.inputs import Loaded, batches_of, calibration, check_class, generated, load
+from collab_heads.command.texts import drawn, read_data
 from collab_heads.compression.compress import compress
 from collab_heads.compression.compression_plan import CompressionPlan
 from collab_heads.compression.measurements import HELD_OUT, MEASURED
@@ -72,7 +73,8 @@ def run_compress(args: Namespace) -> CompressReport | CompressionPlan:
     check_class(model)
     texts = drawn(all_texts, args.samples, args.seed)
     check_enough(args, texts)
-    batches = batches_of(args, model, tokenizer, texts)
+    own = generated(args, loaded)
+    batches = [*batches_of(args, model, tokenizer, texts), *own]
     elsewhere = None if others is None else batches_of(args, model, tokenizer, drawn(others, MEASURED, args.seed))
     given = {name: getattr(args, name) for name in options_of("compression.plan", "plan")}
     made = plan(model, batches, **{name: value for name, value in given.items() if value is not None})
@@ -87,7 +89,7 @@ def run_compress(args: Namespace) -> CompressReport | CompressionPlan:
     distilled = None
     if original is not None:
         several = drawn(all_texts, num_examples(args.distill_steps, args.batch_size), args.seed)
-        batches = batches_of(args, original, tokenizer, several)
+        batches = [*batches_of(args, original, tokenizer, several), *own]
         distilled = distill(model, original, batches, args.distill_steps, seed=args.seed)
         print(distilled)
     record = {

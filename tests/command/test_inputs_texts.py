@@ -7,7 +7,7 @@ from argparse import Namespace
 
 import pytest
 
-from collab_heads.command.inputs import read_data
+from collab_heads.command.texts import read_data
 from collab_heads.errors import ArgumentError, DataError
 
 ROWS = 'text,other,label\nthe dog runs,a dog,1\n,empty,0\n"a cat, too",one cat,1\n'
@@ -60,7 +60,12 @@ def test_what_is_refused(tmp_path):
         ([table], ["texts"], DataError, r"no column 'texts' \(did you mean 'text'\?\)"),
         ([table, text], ["text"], ArgumentError, "give one table, and both columns with --column"),
         ([text], ["text"], ArgumentError, "a.txt has no columns, it is not a table"),
-        ([text, text, text], None, ArgumentError, "3 files: give one of text, or two"),
+        ([text, text, text], None, ArgumentError, "3 files, 0 of them with a weight: give one of text, two that"),
+        ([f"{text}:1", text], None, ArgumentError, "2 files, 1 of them with a weight: give one of text, two that"),
+        ([f"{text}:0", text], None, ArgumentError, "the weight 0 of .*a.txt must be a number above 0"),
+        ([f"{text}:nan"], None, ArgumentError, "the weight nan of .*a.txt must be a number above 0"),
+        ([f"{text}:1", f"{table}:1"], ["text", "other"], ArgumentError, "a mixture is of single texts"),
+        ([f"{text}:1", f"{text}:2"], ["text"], ArgumentError, "a.txt:2 has no columns, it is not a table"),
         ([blank], ["text"], DataError, "b.csv: column 'text' has no text"),
         ([blank], ["text", "n"], DataError, "no pair has text on both sides"),
         ([blanks], None, DataError, "b.txt is empty"),
@@ -87,3 +92,19 @@ def test_the_commands_read_the_tables_of_the_scripts(tmp_path, capsys):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("dev.de", "eins\nzwei\n")
     assert read(tmp_path / "a.zip") == {"source": ["eins", "zwei"]}
+
+
+def test_a_mixture_holds_texts_in_proportion_to_their_weights(tmp_path, capsys):
+    many = written(tmp_path / "many.txt", "".join(f"many {i}\n" for i in range(50)))
+    few = written(tmp_path / "few.csv", "text,n\n" + "".join(f"few {i},1\n" for i in range(8)) + ",1\n")
+    lines = read(f"{many}:1.5", f"{few}:0.5", column=["text"])["source"]
+    assert f"{many}:1.5: 24 of 50 texts\n{few}:0.5: 8 of 8 texts\n" in capsys.readouterr().out
+    assert len(set(lines)) == len(lines) == 32 and sum(line.startswith("few") for line in lines) == 8
+    assert {line.split()[0] for line in lines[:16]} == {"many", "few"}  # not one after the other
+    assert read(f"{many}:1.5", f"{few}:0.5", column=["text"])["source"] == lines
+    assert read(f"{many}:3", column=None)["source"] != []
+
+
+def test_a_file_may_have_a_colon_in_its_name(tmp_path):
+    assert read(written(tmp_path / "news:2", "a dog\n")) == {"source": ["a dog"]}
+    assert len(read(f"{tmp_path / 'news:2'}:5")["source"]) == 1

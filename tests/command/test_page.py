@@ -6,8 +6,10 @@ import shlex
 
 import commands
 import pytest
+import torch
+from model_configs import rotary_config
 from pages import PAGES
-from transformers import AutoTokenizer, BertModel
+from transformers import AutoTokenizer, BertModel, LlamaConfig, LlamaForCausalLM
 from translation_script import write_lines, write_pairs
 
 import tiny
@@ -59,6 +61,9 @@ def names(bert, marian, files, tmp_path):
     swap_to_gated(gated)
     gated.save_pretrained(tmp_path / "gated")
     AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path / "gated")
+    torch.manual_seed(0)
+    LlamaForCausalLM(rotary_config(LlamaConfig)).save_pretrained(tmp_path / "decoder")
+    AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path / "decoder")
     flags = dict(zip((flag.removeprefix("--") for flag in files[::2]), files[1::2], strict=True))
     flags |= {"model_name_or_path": str(bert), "collaborative": True, "dim_shared_query_key": {"enc-self": 16}}
     (tmp_path / "flags.json").write_text(json.dumps(flags | {"max_train_steps": 1, "calibration_samples": 8}))

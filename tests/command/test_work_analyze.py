@@ -91,7 +91,7 @@ def test_what_is_refused(bert, marian, pairs, tmp_path):
     for argv, error, said in (
         ([marian, "--data", pairs[0], short], DataError, "7 lines and .* 1"),
         ([marian, "--data", *pairs, short], ArgumentError, "--data has 3 files"),
-        ([bert, "--data", *pairs], ArgumentError, "BertModel takes one: it does not translate"),
+        ([bert, "--data", *pairs], ArgumentError, "BertModel does not translate: give one, or both in"),
         ([bert, "--data", empty], DataError, "empty is empty"),
         ([bert, "--data", blank], DataError, "blank is empty"),
         ([bert, "--data", tmp_path / "missing"], DataError, "missing"),

@@ -8,10 +8,19 @@ import commands
 import pytest
 import torch
 import translation_script
+from model_configs import rotary_config
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertModel, MarianMTModel
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MarianMTModel,
+)
 
 import tiny
+from collab_heads import generate_batches, plan
 from collab_heads.command import inputs, main, work
 from collab_heads.errors import ArgumentError, DataError, OutputError, UnsupportedModelError
 from collab_heads.files.folders import damage, digest
@@ -207,7 +216,7 @@ def refused(tmp_path, bert, texts):
         ([texts, "--output_dir", out, "--validation", "no.txt"], DataError, "no.txt"),
         ([texts, "--plan", "--distill_steps", "5"], ArgumentError, "--plan makes no model that --distill_steps"),
         ([texts, "--output_dir", out, "--sites", "decoder"], ArgumentError, "'decoder'"),
-        ([texts, texts, "--output_dir", out], ArgumentError, "takes one: it does not translate"),
+        ([texts, texts, "--output_dir", out], ArgumentError, "does not translate: give one, or both in a mixture"),
         ([empty, "--output_dir", out], DataError, "empty is empty"),
         ([few, "--output_dir", out], DataError, "few: 7 sentences, and one of 8 is kept to measure on: give more"),
         ([texts, "--output_dir", out, "--max_length", "2"], ArgumentError, "--max_length: 2 tokens leave no room"),
@@ -274,3 +283,43 @@ def test_as_a_command_and_loaded_in_a_fresh_process(bert, texts, tmp_path):
         again.returncode == 1
         and again.stderr == f"collab-heads: --output_dir {out} is in use: choose another, or move what is there\n"
     )
+
+
+@pytest.fixture
+def decoder(bert, tmp_path):
+    """A random Llama with the tokenizer of the tiny BERT, which puts [CLS] before a text."""
+    torch.manual_seed(0)
+    LlamaForCausalLM(rotary_config(LlamaConfig)).save_pretrained(tmp_path / "decoder")
+    AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path / "decoder")
+    return tmp_path / "decoder"
+
+
+def test_texts_that_the_model_writes_itself(decoder, texts, tmp_path, monkeypatch):
+    given = []
+
+    def noted(model, batches, **options):
+        given.extend(batches)
+        return plan(model, given, **options)
+
+    monkeypatch.setattr(work, "plan", noted)
+    flags = ("--generated", 70, "--max_length", 20, "--batch_size", 16, "--seed", 3)
+    run(decoder, "--data", texts, "--budget", 0.6, *flags, "--output_dir", tmp_path / "small", *QUICK)
+    assert [len(batch["input_ids"]) for batch in given] == [16, 16, 8, 16, 16, 16, 16, 6]
+    own = torch.cat([batch["input_ids"] for batch in given[3:]])
+    first = AutoTokenizer.from_pretrained(decoder).cls_token_id
+    model = LlamaForCausalLM.from_pretrained(decoder)
+    assert torch.equal(own, torch.cat([b["input_ids"] for b in generate_batches(model, 70, 20, start=[first], seed=3)]))
+    LlamaForCausalLM.from_pretrained(tmp_path / "small")
+
+
+def test_a_mixture_calibrates(decoder, texts, table, tmp_path, capsys):
+    data = (f"{texts}:2", f"{table}:1", "--column", "sentence1")
+    made = run(decoder, "--data", *data, "--plan", *QUICK)
+    said = capsys.readouterr().out
+    assert f"{texts}:2: 40 of 40 texts" in said and f"{table}:1: 20 of 40 texts" in said
+    assert made.measured is not None
+
+
+def test_an_encoder_writes_no_texts(bert, texts):
+    with pytest.raises(UnsupportedModelError, match="BertModel writes no texts from nothing"):
+        run(bert, "--data", texts, "--plan", "--generated", 8)

@@ -88,9 +88,10 @@ def fit_site(
         calibrations: the calibration of the unchanged model.
         options: how queries and keys are fitted.
     """
-    # a fit takes out what it uses
-    each = (calibrations.query_key, calibrations.outputs, calibrations.orders, calibrations.regressions)
-    seen = Calibrations(*map(dict, each))
+    seen = Calibrations(  # copies: a fit takes out what it uses
+        *(dict(calibrations.query_key), dict(calibrations.outputs)),
+        *(dict(calibrations.orders), dict(calibrations.regressions)),
+    )
     with ExitStack() as stack:
         fitting = Fitting(layers, path, shape, choice, resized(shape, choice), seen, options, stack)
         for name, _ in choice.sizes:

@@ -1,0 +1,217 @@
+"""Make SmolLM2-135M-Instruct smaller: perplexity on the kind of text that it was calibrated on, and on three others.
+
+    python benchmarks/real_decoder.py MODEL [--draws 0 1 2] [--methods ...] [--budgets 0.9 0.8]
+    python benchmarks/real_decoder.py MODEL --table
+
+MODEL is the folder that `real_models.py` of the shared folder makes; it is read from four bits, so "the original" is
+the model of four bits. Nothing is trained. A draw is 64 pieces of 128 tokens of news (RTE's training sentences), and
+the seed of all that follows; "and its own" are 64 texts beside them that the model writes itself (`generate_batches`).
+Peers get the same pieces: blocks beside each other are dropped by angular distance (Gromov et al., 2024), or anywhere
+by block influence (ShortGPT, Men et al., 2024).
+
+Perplexity per token, over 48 pieces of 128 tokens each: news (RTE's dev set), web pages and mail (UD English EWT),
+Python's documentation (of the version that runs this), and reviews of films (SST-2's dev set).
+Rows are kept as they come, in WORK/real_decoder.jsonl. Seconds are the processor's, of the whole method; budgets share
+a plan, whose seconds count for each.
+"""
+
+import argparse
+import math
+import pydoc_data.topics
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging
+
+from collab_heads import generate_batches, plan
+from collab_heads.files.conllu import read_conllu
+from common import RowStore, compressed_copy, lines_of, shared
+
+PIECES, LENGTH, TESTED, AT_ONCE = 64, 128, 48, 16
+COLUMNS = {"method": "", "budget": "", "parameters": ",.0f", "draws": ""}
+DOMAINS = ("news", "web", "python", "reviews")
+COLUMNS |= dict.fromkeys(DOMAINS, ".1f") | {f"more {name}": "" for name in DOMAINS}
+COLUMNS |= {"predicted": ".2f", "measured": ".2f", "seconds": ".0f"}
+Batches = list[dict[str, torch.Tensor]]
+
+
+def texts_of(domain: str, split: str) -> list[str]:
+    """Return the texts of a domain; those of news and reviews are divided into "train" and "dev"."""
+    if domain == "web":
+        return [sentence.text for sentence in read_conllu(shared("data/ud_english_ewt/en_ewt-ud-dev.conllu"))]
+    if domain == "python":
+        return list(pydoc_data.topics.topics.values())
+    column = {"news": ("RTE", 1), "reviews": ("SST-2", 0)}[domain]
+    rows = [line.split("\t") for line in lines_of(f"data/glue/{column[0]}/{split}.tsv")[1:]]
+    return list(dict.fromkeys(row[column[1]] for row in rows))
+
+
+class Decoder:
+    """A decoder with its tokenizer, and its texts as pieces of `LENGTH` tokens."""
+
+    def __init__(self, folder: str):
+        self.folder, self.tokenizer = folder, AutoTokenizer.from_pretrained(folder)
+        self.tests = {name: self.pieces(texts_of(name, "dev"), TESTED, 0) for name in DOMAINS}
+
+    def load(self) -> PreTrainedModel:
+        return AutoModelForCausalLM.from_pretrained(self.folder).eval()
+
+    def pieces(self, texts: Sequence[str], count: int, seed: int) -> Batches:
+        """Join texts in random order, and cut them into pieces."""
+        shuffled = random.Random(seed).sample(list(texts), len(texts))
+        ids: list[int] = []
+        for text in shuffled:
+            ids += self.tokenizer(text + "\n")["input_ids"]
+            if len(ids) >= count * LENGTH:
+                break
+        count = min(count, len(ids) // LENGTH)
+        rows = torch.tensor(ids[: count * LENGTH]).view(count, LENGTH)
+        return [{"input_ids": part} for part in rows.split(AT_ONCE)]
+
+    @torch.no_grad()
+    def perplexities(self, model: PreTrainedModel) -> dict[str, float]:
+        """Return the perplexity of every domain."""
+        found = {}
+        for name, batches in self.tests.items():
+            losses = [
+                model(**each, labels=each["input_ids"], use_cache=False).loss * len(each["input_ids"])
+                for each in batches
+            ]
+            found[name] = math.exp(float(sum(losses)) / sum(len(each["input_ids"]) for each in batches))
+        return found
+
+
+class Draw:
+    """The calibration of one draw."""
+
+    def __init__(self, decoder: Decoder, number: int):
+        self.decoder, self.number, self.kept = decoder, number, {}
+
+    def once(self, name: str, work: Callable[[], Any]) -> Any:
+        """Return the result of work that several rows share, and its processor seconds."""
+        if name not in self.kept:
+            started = time.process_time()
+            self.kept[name] = work(), time.process_time() - started
+        return self.kept[name]
+
+    @property
+    def news(self) -> Batches:
+        return self.decoder.pieces(texts_of("news", "train"), PIECES, self.number)
+
+
+class Made(NamedTuple):
+    """A smaller model, what is known of its error, and the processor seconds that it took."""
+
+    model: PreTrainedModel
+    seconds: float
+    errors: Mapping[str, float] = MappingProxyType({})
+
+
+def compressed(draw: Draw, budget: float, *, own: bool) -> Made:
+    """Take the steps of `compress`."""
+
+    def planned():
+        model = draw.decoder.load()
+        batches = draw.news + (generate_batches(model, PIECES, LENGTH, seed=draw.number) if own else [])
+        return plan(model, batches, seed=draw.number)
+
+    made, before = draw.once(f"plan {own}", planned)
+    started = time.process_time()
+    model, error = compressed_copy(made, budget)
+    errors = {"predicted": made.predicted(made.choose(budget)), "measured": error}
+    return Made(model, before + time.process_time() - started, errors)
+
+
+@torch.no_grad()
+def without_blocks(draw: Draw, budget: float, *, adjacent: bool) -> Made:
+    """Drop the blocks whose outputs resemble their inputs most."""
+    started = time.process_time()
+    model = draw.decoder.load()
+    blocks = model.model.layers
+    count = round((1 - budget) * len(blocks))
+    similar = torch.zeros(len(blocks), dtype=torch.float64)
+    for batch in draw.news:
+        states = torch.stack(model(**batch, output_hidden_states=True, use_cache=False).hidden_states)
+        # the last of them is normalized, which a block that is dropped would not be: the last block stays
+        after = states[count:-1] if adjacent else states[1:-1]
+        similarity = nn.functional.cosine_similarity(states[: len(after)], after, dim=-1).clamp(-1, 1)
+        scores = -similarity.arccos().mean((1, 2)) if adjacent else similarity.mean((1, 2))
+        similar[: len(scores)] += scores.double()
+        similar[len(scores) :] = -torch.inf
+    first = int(similar.argmax())
+    gone = set(range(first, first + count)) if adjacent else set(similar.topk(count).indices.tolist())
+    model.model.layers = nn.ModuleList(block for place, block in enumerate(blocks) if place not in gone)
+    model.config.num_hidden_layers = len(model.model.layers)
+    return Made(model, time.process_time() - started)
+
+
+METHODS: dict[str, Callable[[Draw, float], Made]] = {
+    "compress": lambda draw, budget: compressed(draw, budget, own=False),
+    "compress, and its own": lambda draw, budget: compressed(draw, budget, own=True),
+    "blocks dropped, angular": lambda draw, budget: without_blocks(draw, budget, adjacent=True),
+    "blocks dropped, ShortGPT": lambda draw, budget: without_blocks(draw, budget, adjacent=False),
+}
+
+
+def measure(arguments: argparse.Namespace, store: RowStore) -> None:
+    """Measure the rows that are not there."""
+    decoder = Decoder(arguments.model)
+    there = {(row["method"], row["budget"], row["draw"]) for row in store.rows}
+    if ("original", 1.0, 0) not in there:
+        model = decoder.load()
+        row = {"method": "original", "budget": 1.0, "draw": 0, "parameters": model.num_parameters()}
+        store.add(row | decoder.perplexities(model))
+    for number in arguments.draws:
+        draw = Draw(decoder, number)
+        for method in arguments.methods:
+            for budget in arguments.budgets:
+                if (method, budget, number) in there:
+                    continue
+                made = METHODS[method](draw, budget)
+                row = {"method": method, "budget": budget, "draw": number, "parameters": made.model.num_parameters()}
+                store.add(row | decoder.perplexities(made.model) | dict(made.errors) | {"seconds": made.seconds})
+                print(store.rows[-1], flush=True)
+
+
+def averaged(rows: Sequence[dict]) -> list[dict]:
+    """Return one row for each method and budget: geometric means of perplexities, and the range of their increase."""
+    original = next(row for row in rows if row["method"] == "original")
+    found = []
+    for method, budget in dict.fromkeys((row["method"], row["budget"]) for row in rows):
+        same = [row for row in rows if (row["method"], row["budget"]) == (method, budget)]
+        made = {"method": method, "budget": budget, "draws": len(same)}
+        for name in ("parameters", "predicted", "measured", "seconds"):
+            if name in same[0]:
+                made[name] = statistics.mean(row[name] for row in same)
+        for name in DOMAINS:
+            made[name] = statistics.geometric_mean(row[name] for row in same)
+            more = sorted(100 * (row[name] / original[name] - 1) for row in same)
+            made[f"more {name}"] = "" if method == "original" else f"{more[0]:+.0f} to {more[-1]:+.0f} %"
+        found.append(made)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="the folder of SmolLM2-135M-Instruct")
+    parser.add_argument("--draws", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--budgets", nargs="+", type=float, default=[0.9, 0.8], help="shares of the layers' parameters")
+    parser.add_argument("--table", action="store_true", help="only collect the rows that are there")
+    arguments = parser.parse_args()
+    logging.disable_progress_bar()
+    store = RowStore("real_decoder")
+    if not arguments.table:
+        measure(arguments, store)
+    store.write(averaged(store.rows), COLUMNS)
+
+
+if __name__ == "__main__":
+    main()
