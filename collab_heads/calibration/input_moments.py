@@ -16,9 +16,9 @@ from collab_heads.base.numerics import float64
 from collab_heads.errors import CalibrationError, NonFiniteError
 from collab_heads.model.open_layers import OpenLayerSite, OpenSite
 from collab_heads.running.batches import sides
+from collab_heads.running.outputs import FAR
 
 SIDES = ("query", "key")
-FAR = 10.0  # times the median norm: tokens beyond it are summed in float64
 LARGE = 1e12  # norms beyond it, or below its inverse, have squares that float32 may not hold
 COLUMNS = 128  # of a block of products, at least; blocks below the diagonal are left out
 BLOCKS = 8  # over all columns, at most
@@ -104,7 +104,7 @@ class RunningMoments:
         if not len(tokens):
             return
         norms = at_least_float32(tokens).norm(dim=1)
-        usual, is_far = float(norms.median()), norms > FAR * norms.median()
+        usual, is_far = float(norms.median()), norms > FAR * norms.median()  # far tokens are summed in float64
         may_round = torch.get_float32_matmul_precision() == "highest" and 1 / LARGE < usual < LARGE
         tokens = at_least_float32(tokens) if may_round else float64(tokens)
         if not self.count:

@@ -12,7 +12,7 @@ from collab_heads.errors import CalibrationError, NonFiniteError
 from collab_heads.model.open_layers import OpenLayerSite, OpenSite
 from collab_heads.running.batches import run_batches
 from collab_heads.running.blocks import BlockStarts
-from collab_heads.running.outputs import Output, read_output
+from collab_heads.running.outputs import Output, fewer_logits, read_output
 from collab_heads.running.portions import portions
 
 ELEMENTS = 8 * 2**20  # of the output of a portion that are kept; of a larger one, an even sample of its rows
@@ -70,7 +70,7 @@ class Probe:
     def portions(self, batch: Mapping) -> Iterator[Mapping]:
         """Yield the portions of a batch, with `return_dict` set: outputs have names whatever the config says."""
         for portion in portions(batch, self.model.config.is_encoder_decoder):
-            yield {**portion, "return_dict": True}
+            yield {**fewer_logits(self.model, portion, ELEMENTS), "return_dict": True}
 
     def starts(self, sites: Iterable[OpenLayerSite]) -> BlockStarts:
         """Return starts at the blocks of some sites: what comes before a change puts out what it did."""

@@ -17,7 +17,7 @@ from collab_heads.distillation.processes import Processes
 from collab_heads.errors import NonFiniteError, UnsupportedModelError
 from collab_heads.model.opened import input_device
 from collab_heads.running.batches import Batch, Part, moved, naming_batch, num_rows, output_mask, token_masks
-from collab_heads.running.outputs import Output, embeddings_of, read_output
+from collab_heads.running.outputs import Output, embeddings_of, read_output, without_far_rows
 from collab_heads.running.portions import PORTION, portions
 
 # name of the hidden states in an output -> side of the model whose padding they have
@@ -172,7 +172,8 @@ class Gap:
         for number, portion in enumerate(self.portions(batch)):
             if number % self.processes.num_processes == self.processes.process_index:
                 with torch.no_grad():
-                    yield portion, self.run(self.original, index, portion)
+                    *states, output = self.run(self.original, index, portion)
+                    yield portion, [*map(without_far_rows, states), output]
 
     def portions(self, batch: Batch) -> Iterator[Batch]:
         """Yield the portions of a batch, without unneeded padding: small ones on a CPU, else about one per process.

@@ -4,8 +4,10 @@ A model with a head outputs distributions (over classes, or over the vocabulary 
 embeds texts or images outputs these embeddings; any other model the states of its last layer. Padding does not count.
 """
 
+import inspect
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -15,6 +17,8 @@ from transformers import PreTrainedModel
 from collab_heads.errors import UnsupportedModelError
 from collab_heads.running.batches import output_mask
 
+KEEP = "logits_to_keep"  # the input with the positions at which a language model puts out logits
+FAR = 10.0  # times the median norm: a token whose norm is beyond it is outlying
 EMBEDDINGS = ("text_embeds", "image_embeds")
 
 
@@ -26,11 +30,13 @@ class Output:
         rows: [N, C], one per token or example that counts: log-probabilities, numbers or states.
         is_distribution: whether they are log-probabilities.
         are_states: whether they are hidden states, of a model without a head.
+        factors: [N, 1], what the rows were multiplied by, and those of other models are to be; None for 1.
     """
 
     rows: Tensor
     is_distribution: bool
     are_states: bool = False
+    factors: Tensor | None = None
 
     def square(self) -> float:
         """Return the unit of errors: the number of distributions, or the sum of squares around the mean row."""
@@ -48,7 +54,23 @@ class Output:
         if self.is_distribution:
             share = rows.exp()  # 0 where the logarithm is -inf: a class with probability 0 adds nothing
             return 2 * (share * (rows - changed.rows).where(share > 0, 0.0)).sum()
-        return (rows - changed.rows).square().sum()
+        others = changed.rows if self.factors is None else changed.rows * self.factors.to(changed.rows)
+        return (rows - others).square().sum()
+
+
+def without_far_rows(states: Output) -> Output:
+    """Return states where those of outlying norm are scaled to the median norm; the same object if there are none.
+
+    In many decoders the first token has states of a hundred times the norm of others ("massive activations", Sun et
+    al., 2024). Without this, errors of states would be those of this token alone.
+    """
+    norms = states.rows.norm(dim=1, keepdim=True)
+    usual = norms.median()
+    is_far = (norms > FAR * usual) & (usual > 0)
+    if not bool(is_far.any()):
+        return states
+    factors = torch.where(is_far, usual / norms, 1.0)
+    return replace(states, rows=states.rows * factors, factors=factors)
 
 
 def read_output(model: PreTrainedModel, inputs: Mapping, outputs: Mapping) -> Output:
@@ -72,10 +94,27 @@ def read_output(model: PreTrainedModel, inputs: Mapping, outputs: Mapping) -> Ou
         )
     values = cast(Tensor, states if logits is None else logits).float()
     if values.ndim == 3:  # of tokens
-        mask = output_mask(model, inputs)
+        mask, kept = output_mask(model, inputs), inputs.get(KEEP)
+        mask = mask[:, kept.to(mask.device)] if mask is not None and isinstance(kept, Tensor) else mask
         values = values.flatten(0, 1) if mask is None else values[mask.to(values.device)]
     is_distribution = logits is not None and values.shape[-1] > 1 and not are_numbers(model)
     return Output(values.log_softmax(-1) if is_distribution else values, is_distribution, are_states=logits is None)
+
+
+def fewer_logits(model: PreTrainedModel, inputs: Mapping, most: int) -> Mapping:
+    """Return the inputs of a language model so that it puts out about as many logits as asked for, at even positions.
+
+    The output layer of a small model with a large vocabulary takes a fifth of its time, and logits most of the memory.
+    Inputs of other models are returned as they are.
+    """
+    ids, layer = inputs.get("input_ids"), model.get_output_embeddings()
+    weight = getattr(layer, "weight", None)
+    if weight is None or ids is None or ids.ndim != 2 or KEEP not in inspect.signature(model.forward).parameters:
+        return inputs
+    stride = math.ceil(ids.numel() * len(weight) / most)
+    if stride <= 1:
+        return inputs
+    return {**inputs, KEEP: torch.arange((ids.shape[1] - 1) % stride, ids.shape[1], stride, device=ids.device)}
 
 
 def embeddings_of(outputs: Mapping) -> list[Tensor]:

@@ -1,10 +1,13 @@
 """The gap between two models, by hand: every part's squared error, relative to how much it varies in the original."""
 
+import copy
+
 import pytest
 import torch
 
 from collab_heads.distillation.gap import Gap
 from collab_heads.distillation.processes import Processes
+from families import FAMILIES
 
 FP32_NOISE = 1e-5  # relative: the same batches in portions, summed in another order
 OUTPUT_WEIGHT = 0.5
@@ -57,3 +60,27 @@ def test_so_is_what_is_made_small(gap, pair, batches):
     *layers, output = expected(*pair, batches[:3], batches[5:6])
     loss, _ = gap.backward(5, batches[5])
     assert loss == pytest.approx(float(sum(layers) / len(layers) + OUTPUT_WEIGHT * output), rel=FP32_NOISE)
+
+
+def test_a_token_of_outlying_norm_does_not_decide_alone():
+    """The states of one token are a thousand times as long: its error counts as if they were as long as usual."""
+    original = FAMILIES["llama"].build().eval()
+    with torch.no_grad():
+        original.get_input_embeddings().weight[7] *= 1e4
+    model = copy.deepcopy(original)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.down_proj.weight.mul_(0.9)
+    inputs = {"input_ids": torch.tensor([[7, *range(10, 21)]]).repeat(3, 1)}
+    with torch.no_grad():
+        first, second = (each(**inputs, output_hidden_states=True).hidden_states[1:] for each in (original, model))
+    errors = []
+    for rows, others in zip(first, second, strict=True):
+        rows, others = rows.flatten(0, 1).double(), others.flatten(0, 1).double()
+        norms = rows.norm(dim=1, keepdim=True)
+        factors = torch.where(norms > 10 * norms.median(), norms.median() / norms, 1.0)
+        shorter = rows * factors
+        errors.append(squared(shorter, others * factors) / squared(shorter, shorter.mean(0)))
+        assert (factors < 0.1).sum() == (3 if len(errors) < len(first) else 0)  # the last states are normalized
+    gap = Gap.measured(model, original, Processes(1, 0, torch.device("cpu"), "no"), [(0, inputs)], OUTPUT_WEIGHT)
+    assert gap.error([(0, inputs)]).hidden == pytest.approx(float(sum(errors) / len(errors)), rel=FP32_NOISE)

@@ -6,7 +6,7 @@ from torch.testing import assert_close
 from transformers.modeling_outputs import BaseModelOutput, QuestionAnsweringModelOutput, SequenceClassifierOutput
 
 from collab_heads.errors import UnsupportedModelError
-from collab_heads.running.outputs import Output, read_output
+from collab_heads.running.outputs import KEEP, Output, fewer_logits, read_output, without_far_rows
 from families import FAMILIES
 
 
@@ -65,3 +65,41 @@ def test_what_cannot_be_compared_is_named():
         starts = torch.ones(3, 9)
         read_output(model, inputs, QuestionAnsweringModelOutput(start_logits=starts, end_logits=starts))
     assert read_output(model, inputs, BaseModelOutput(torch.ones(3, 9, 4))).is_distribution is False
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_language_model_puts_out_logits_at_even_positions(family):
+    model, inputs, found = outputs(family)
+    ids, size = inputs["input_ids"], model.config.vocab_size
+    fewer = fewer_logits(model, inputs, ids.numel() * size // 3)
+    kept = fewer[KEEP]
+    assert kept[-1] == ids.shape[1] - 1 and set(kept.diff().tolist()) == {3}
+    with torch.no_grad():
+        rows = read_output(model, fewer, model(**fewer)).rows
+    mask = inputs.get("attention_mask", torch.ones_like(ids)).bool()
+    assert not mask.all()
+    assert_close(rows, found.logits.float().log_softmax(-1)[:, kept][mask[:, kept]])
+    one = {**inputs, "input_ids": ids[:, :1]}
+    assert fewer_logits(model, one, 1)[KEEP].tolist() == [0]
+
+
+def test_what_is_small_or_has_logits_at_all_positions_stays():
+    for family, most in (("llama", 10**6), ("marian", 1), ("bert", 1), ("vit", 1)):
+        model, inputs = FAMILIES[family].build(), FAMILIES[family].inputs()
+        assert fewer_logits(model, inputs, most) is inputs
+
+
+def test_a_row_of_outlying_norm_counts_as_one_of_the_median_norm():
+    torch.manual_seed(0)
+    rows, change = torch.randn(9, 4), torch.randn(9, 4)
+    near = Output(rows / rows.norm(dim=1, keepdim=True), False, are_states=True)
+    assert without_far_rows(near) is near
+    far = Output(near.rows.clone(), False, are_states=True)
+    far.rows[3] *= 1000
+    found = without_far_rows(far)
+    assert_close(found.rows, near.rows)
+    changed = far.rows + change
+    expected = change.square().sum() - change[3].square().sum() * (1 - 1e-6)
+    assert_close(found.squared_gap(Output(changed, False)), expected)
+    for rows in (torch.zeros(0, 4), torch.zeros(5, 4), torch.eye(5)[:, :1]):  # nothing, all zero, mostly zero
+        assert without_far_rows(Output(rows, False)).rows is rows
