@@ -105,7 +105,7 @@ def reproduce(
     """Train some parameters of a model, in place, as `distill` does; return the held-out error."""
     started, options = time.perf_counter(), DistillOptions(steps, rate, 1.0, None, None, 4, seed)
     with evaluating(original), evaluating(model), trained_alone(model, trained):
-        train, held_out = split(list_batches(model, batches))
+        train, held_out = split(list_batches(model, batches), steps)
         in_turn = [train[place] for place in in_order(len(train), seed, steps)]
         gap = kind.measured(model, original, Processes.found(None, None, True), held_out, 1.0)
         weights = MasterWeights(trained, rate, steps)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -39,7 +40,8 @@ from collab_heads.sites.site import select_sites
 
 logger = logging.get_logger("transformers.collab_heads")  # below transformers' own: its verbosity counts
 HELD_OUT = 8  # one example of so many is measured on, and not fitted to
-MEASURED = 64  # examples that are measured on, at most: every measurement of the output reads them all
+MEASURED = 64  # examples that are measured on, at most
+PROBED, FEWEST = 1024, 8  # positions, about, and examples, at least, that are read to measure a sensitivity
 EXAMPLE = 0.1  # squared error of a site at which its sensitivity is measured: as large as errors of interest are
 NAMED = 3  # sites in a message
 REFINED_SITES = 4  # sites on which the gain of refinement is measured
@@ -160,7 +162,9 @@ def measure_model(
     shapes = {site.path: shape_of(site, kind, parts, options.multiple_of) for site in sites}
     warn_of_other_widths(shapes, options.multiple_of)
     found: dict[str, SiteErrors] = {}
-    sensitivities = Sensitivities(layers, sites, probe, options.fit)
+    few = fewer(held, PROBED) if errors else held
+    quick = probe if few is held else Probe(model, few, ())
+    sensitivities = Sensitivities(layers, sites, quick, options.fit)
     for site in progress_bar(sites if shown else (), desc="measuring sites"):
         assert shown is not None
         seen, shape = fitted.take(site.path), shapes[site.path]
@@ -284,6 +288,35 @@ class Sensitivities:
         }
 
 
+def every_nth(batches: Sequence[Mapping], n: int) -> tuple[list[Mapping], list[Mapping]]:
+    """Return the other examples, and every n-th, both as batches; a batch that cannot be divided counts as one."""
+    others: list[Mapping] = []
+    chosen: list[Mapping] = []
+    seen = 0
+    for batch in batches:
+        count = num_rows(batch)
+        if count is None:
+            (chosen if seen % n == n - 1 else others).append(batch)
+            seen += 1
+            continue
+        is_chosen = torch.arange(seen, seen + count) % n == n - 1
+        for part, rows in ((others, ~is_chosen), (chosen, is_chosen)):
+            if rows.any():
+                part.append(select(batch, rows))
+        seen += count
+    return others, chosen
+
+
+def fewer(batches: Sequence[Mapping], most: int) -> Sequence[Mapping]:
+    """Return an even sample of the examples of batches, of about so many positions, and at least eight of them.
+
+    The batches themselves are returned if they are so few, or hold no ids.
+    """
+    ids = [each for batch in batches if isinstance(each := batch.get("input_ids"), Tensor)]
+    n = min(round(sum(each.numel() for each in ids) / most), sum(map(len, ids)) // FEWEST)
+    return batches if n <= 1 else every_nth(batches, n)[1]
+
+
 def hold_out(batches: Iterable[Mapping]) -> tuple[list[Mapping], list[Mapping]]:
     """Divide calibration batches into examples to fit to and examples to measure on.
 
@@ -299,24 +332,12 @@ def hold_out(batches: Iterable[Mapping]) -> tuple[list[Mapping], list[Mapping]]:
     Raises:
         CalibrationError: if there are no batches, or they are not dicts.
     """
-    fitted: list[Mapping] = []
-    held: list[Mapping] = []
     listed = list(each_batch(batches))
     counts = [num_rows(batch) for batch in listed]
-    every, seen = max(HELD_OUT, -(-sum(1 if count is None else count for count in counts) // MEASURED)), 0
-    for batch, count in zip(listed, counts, strict=True):
-        if count == 0:
-            raise CalibrationError("a calibration batch holds no examples: leave it out")
-        if count is None:
-            (held if seen % every == every - 1 else fitted).append(batch)
-            seen += 1
-            continue
-        numbers = torch.arange(seen, seen + count)
-        is_held = numbers % every == every - 1
-        for part, chosen in ((fitted, ~is_held), (held, is_held)):
-            if chosen.any():
-                part.append(select(batch, chosen))
-        seen += count
+    if 0 in counts:
+        raise CalibrationError("a calibration batch holds no examples: leave it out")
+    total = sum(1 if count is None else count for count in counts)
+    fitted, held = every_nth(listed, max(HELD_OUT, -(-total // MEASURED)))
     if held:
         return fitted, held
     first, count = fitted[-1], num_rows(fitted[-1])

@@ -75,7 +75,7 @@ def distill(
     example in its own tokens: pass `original_batches`. The hidden states of every layer are then compared by their mean
     over the tokens of an example, and the token embeddings are trained, too.
 
-    A part of the batches is held out (every eighth). In the end the model gets the weights that were best on this part,
+    A part of the batches is held out (every eighth, at most about 16). In the end the model gets the weights that were best on this part,
     so its held-out error is never larger than before.
 
     Examples:
@@ -154,7 +154,7 @@ def distill(
         trained_alone(model, trained),
         one_bar("distill", PHASES, disable=not processes.is_main_process),
     ):
-        train, held_out = split(listed)
+        train, held_out = split(listed, steps)
         places = in_order(len(train), seed, steps)
         read = sorted(set(places))  # others need no translation
         found = with_translations(original, [*(train[place] for place in read), *held_out])

@@ -13,7 +13,7 @@ from opening import layers_of
 
 from collab_heads import plan
 from collab_heads.compression import measurements
-from collab_heads.compression.measurements import HELD_OUT, MEASURED, SiteErrors, hold_out
+from collab_heads.compression.measurements import FEWEST, HELD_OUT, MEASURED, SiteErrors, fewer, hold_out
 from collab_heads.compression.parts.query_key import QUICK
 from collab_heads.compression.parts.shape import AttentionShape
 from collab_heads.errors import CalibrationError
@@ -144,3 +144,31 @@ def test_what_is_no_batch_is_refused():
         hold_out([])
     with pytest.raises(CalibrationError, match="holds no examples"):
         hold_out([batch(0, 0)])
+
+
+def test_sensitivities_are_measured_on_an_even_sample_of_long_texts():
+    """Of 40 examples of 50 positions every second one is read: about as many positions as are asked for."""
+    batches = [{"input_ids": torch.arange(20)[:, None].repeat(1, 50) + start} for start in (0, 20)]
+    few = fewer(batches, 1000)
+    assert torch.cat([batch["input_ids"][:, 0] for batch in few]).tolist() == list(range(1, 40, 2))
+    assert len(torch.cat([batch["input_ids"] for batch in fewer(batches, 1)])) == FEWEST
+    assert fewer(batches, 2000) is batches
+    images = [{"pixel_values": torch.zeros(40, 3, 8, 8)}]
+    assert fewer(images, 10) is images
+
+
+def test_the_sensitivities_of_a_plan_are_measured_on_few_positions(monkeypatch):
+    model, seen = FAMILIES["bert"].build(), []
+    monkeypatch.setattr(measurements, "PROBED", 70)
+    inner = measurements.Probe.error
+
+    def noted(probe):
+        seen.append(sum(batch["input_ids"].numel() for batch in probe.batches))
+        return inner(probe)
+
+    monkeypatch.setattr(measurements.Probe, "error", noted)
+    made = plan(model, batches_of(FAMILIES["bert"], 64), sites="enc-ffn", refine_steps=0)
+    whole = sum(batch["input_ids"].numel() for batch in made.measured.probe.batches)
+    assert seen and set(seen) == {seen[0]} and 35 <= seen[0] <= 105 < whole
+    made.measure([0.5])
+    assert seen[-1] == whole

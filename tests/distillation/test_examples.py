@@ -17,26 +17,27 @@ def numbers(part):
 
 
 def test_every_eighth_batch_is_held_out():
-    train, held_out = split(random_batches(17))
+    train, held_out = split(random_batches(17), 300)
     assert numbers(held_out) == [7, 15]
     assert numbers(train) == [number for number in range(17) if number not in (7, 15)]
 
 
 def test_of_many_batches_no_more_than_a_few_are_held_out():
-    train, held_out = split(random_batches(1) * 800)
-    assert len(held_out) == 16 and len(train) == 784
+    for steps, count in ((1000, 16), (300, 9), (100, 4), (1, 4)):
+        train, held_out = split(random_batches(1) * 800, steps)
+        assert len(held_out) == count and len(train) == 800 - count
 
 
 @pytest.mark.parametrize("steps", (1, 7, 8, 15, 20, 63, 150, 300))
 def test_there_are_examples_for_every_step(steps):
     batches = [{"number": torch.tensor([i])} for i in range(num_examples(steps, 4) // 4)]
-    train, held_out = split(batches)
+    train, held_out = split(batches, steps)
     assert len(train) >= steps and held_out
 
 
 def test_of_few_batches_some_rows_are_held_out():
     batches = random_batches(2, rows=16)
-    train, held_out = split(batches)
+    train, held_out = split(batches, 300)
     assert numbers(train) == numbers(held_out) == [0, 1]
     for number, batch in enumerate(batches):
         for name, tensor in batch.items():
@@ -50,13 +51,13 @@ def single(count):
 
 @pytest.mark.parametrize("count, trained, held", ((1, [0], [0]), (3, [0, 1], [2])))
 def test_single_rows(count, trained, held):
-    train, held_out = split(single(count))
+    train, held_out = split(single(count), 300)
     assert (numbers(train), numbers(held_out)) == (trained, held)
 
 
 def test_a_batch_that_cannot_be_divided_stays_whole():
     whole = random_batches(1)[0] | {"position_ids": torch.arange(9)[None]}
-    train, held_out = split([whole, *random_batches(1)])
+    train, held_out = split([whole, *random_batches(1)], 300)
     assert numbers(train) == [0, 1] and numbers(held_out) == [1] and len(train[0][1]["input_ids"]) == 4
 
 
