@@ -8,6 +8,7 @@ import operator
 import pytest
 import torch
 from changed_heads import loss
+from compressing import batches_of
 from model_runs import aligned, output, sites
 from model_sizes import EXACT, FP32_NOISE, HEAD_WIDTH, HEADS, LAYERS
 from transformers import StaticCache
@@ -18,6 +19,7 @@ from collab_heads import (
     compress,
     fold_heads,
     get_adapter,
+    plan,
     prune_heads,
     swap_to_alpha,
     swap_to_collaborative,
@@ -380,3 +382,16 @@ def test_widths_are_whole_pairs():
     report = narrow(FAMILIES["llama"].build(), HEADS * 4 - 3)
     assert {(site.dim, site.dim_asked) for site in report.sites} == {(HEADS * 4, HEADS * 4 - 3)}
     assert "frequency pairs" in str(report) and "rounded up" in str(report)
+
+
+def test_one_pass_over_the_calls_serves_the_curve_and_all_fits_of_a_site(monkeypatch):
+    """The Gram matrices of the pairs take longest."""
+    model, counted = FAMILIES["llama"].build(), []
+
+    def noted(weights, calls):
+        counted.append(weights)
+        return frequency_pairs.pair_grams(weights, calls)
+
+    monkeypatch.setattr(kinds, "pair_grams", noted)
+    made = plan(model, batches_of(FAMILIES["llama"], 8), parts="query_key", refine_steps=2)
+    assert len(counted) == len(made.measured.sites) > 1

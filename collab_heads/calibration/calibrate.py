@@ -52,11 +52,13 @@ class SiteCalibration:
         query: moments of the query-side inputs.
         key: moments of the key-side inputs.
         calls: calls of the site's module; empty if they were not recorded.
+        kept: what a fit has computed from them, by name, for other fits of the same weights.
     """
 
     query: InputMoments
     key: InputMoments
     calls: Sequence[Call] = ()
+    kept: dict[str, Tensor] = field(default_factory=dict, compare=False)
 
 
 def calibrate(

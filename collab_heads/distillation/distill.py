@@ -75,8 +75,8 @@ def distill(
     example in its own tokens: pass `original_batches`. The hidden states of every layer are then compared by their mean
     over the tokens of an example, and the token embeddings are trained, too.
 
-    A part of the batches is held out (every eighth, at most about 16). In the end the model gets the weights that were best on this part,
-    so its held-out error is never larger than before.
+    A part of the batches is held out (every eighth, at most about 16). In the end the model gets the weights that were
+    best on this part, so its held-out error is never larger than before.
 
     Examples:
         >>> import copy

@@ -143,7 +143,7 @@ class RotaryFit(SiteFit[RotaryQueryKey]):
 
     def __init__(self, weights: AttentionWeights, calibration: SiteCalibration | None = None):
         super().__init__(weights, calibration)
-        self.calls = () if calibration is None else calibration.calls
+        self.calls, self.kept = ((), {}) if calibration is None else (calibration.calls, calibration.kept)
 
     @classmethod
     def possible_width(cls, asked: int, weights: AttentionWeights) -> int:
@@ -163,7 +163,11 @@ class RotaryFit(SiteFit[RotaryQueryKey]):
     @cached_property
     def grams(self) -> Tensor:
         """Return the Gram matrices of the pairs of every key head: [H_k, P, P]; without calls, from the weights."""
-        return pair_grams(self.weights, self.calls) if self.calls else grams_by_weights(self.weights)
+        if not self.calls:
+            return grams_by_weights(self.weights)
+        if "grams" not in self.kept:
+            self.kept["grams"] = pair_grams(self.weights, self.calls)
+        return self.kept["grams"]
 
     def decompose(self, dim: int, options: FitOptions) -> Decomposition:
         """Keep the rows of the chosen pairs of every key head, queries scaled by `factors_of`; all at full width."""
