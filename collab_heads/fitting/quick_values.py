@@ -1,4 +1,4 @@
-"""Narrow the values of a site quickly, for measurements: the errors of all widths cost less than one fit of `values`.
+"""Narrow the values of a site quickly, for measurements: all widths of a site take as long as one or two with `values`.
 
 All heads are narrowed at once, in coordinates in which each has the covariance I on average, and heads that share a
 value head are uncorrelated on average. If that held exactly, and for all pairs of heads, the best rows A of a value
@@ -18,7 +18,7 @@ from torch import Tensor
 from collab_heads.fitting.values import HeadMoments, NarrowHeads, head_columns
 from collab_heads.layers.values import ValueWeights
 
-STEPS = 2  # measured on a decoder and an encoder: 0, 1 and 2 cost 2 %, 0.4 % and 0.0 % more error than `values`
+STEPS = 2  # with 0, 1 and 2 the errors of an encoder's heads are 2.2 %, 0.4 % and 0.0 % above those of `values`
 
 
 class QuickHeads:
