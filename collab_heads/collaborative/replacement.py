@@ -13,8 +13,9 @@ from collab_heads.collaborative.report import SiteReport
 from collab_heads.fitting.decompose import Decomposition
 from collab_heads.fitting.fit import FitOptions
 from collab_heads.fitting.kinds import FITS
+from collab_heads.fitting.quick_values import quick_heads
 from collab_heads.fitting.refine import OutputGap, Refinement, refine
-from collab_heads.fitting.values import NarrowValues, head_moments, narrow_values
+from collab_heads.fitting.values import NarrowValues, head_moments, narrow_heads, narrow_values
 from collab_heads.layers.output import gates_of
 from collab_heads.layers.query_key import QueryKey
 from collab_heads.layers.values import ValueWeights, read_values
@@ -107,12 +108,12 @@ def fit_site(
     return query_key, decomposition, refinement
 
 
-def fit_values(plan: ValuePlan, seen: InputMoments | None) -> NarrowValues:
-    """Narrow the values of one site; the model does not change."""
+def fit_values(plan: ValuePlan, seen: InputMoments | None, *, quick: bool = False) -> NarrowValues:
+    """Narrow the values of one site, quickly for a measurement; the model does not change."""
     site = plan.site
     weights = read_values(site.value, site.output)
     moments = head_moments(weights, site.groups, seen, has_gates=gates_of(site.output) is not None)
-    narrow = narrow_values(weights, site.groups, plan.width, moments)
+    narrow = narrow_values(weights, site.groups, plan.width, moments, quick_heads if quick else narrow_heads)
     like = weights.value
     value, value_bias, output, output_bias = (
         None if tensor is None else tensor.to(like.device, like.dtype) for tensor in vars(narrow.weights).values()

@@ -20,8 +20,7 @@ from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.calibration.calibrate import CalibratedSites, Calibrations
 from collab_heads.compression.measures import SiteUse, Workload, count_work, other_operations
 from collab_heads.compression.options import PlanOptions
-from collab_heads.compression.parts.part import install
-from collab_heads.compression.parts.query_key import QUICK
+from collab_heads.compression.parts.part import QUICK, install
 from collab_heads.compression.parts.shape import AttentionShape, Choice, FeedForwardShape, Shape, shape_of
 from collab_heads.compression.parts.table import PARTS, fit_site, parts_of, site_errors
 from collab_heads.compression.probe import Probe

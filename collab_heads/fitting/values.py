@@ -12,7 +12,7 @@ Shapes: as in `layers.values`; n = H * d_v, H_k value heads; in `common_rows` m 
 share a value head of width d_v, r is the narrower width, D that of the model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,6 +65,12 @@ class HeadMoments:
     mean: Tensor
     covariance: Tensor
     roots: Tensor
+
+    def regularised(self) -> Tensor:
+        """Return the covariance with the regularised covariances of the heads: [n, n], positive definite."""
+        covariance = self.covariance.clone()
+        diagonal_blocks(covariance, len(self.roots)).copy_(self.roots @ self.roots.mT)
+        return covariance
 
 
 def head_moments(
@@ -151,12 +157,16 @@ class NarrowHeads:
 @torch.no_grad()
 def narrow_heads(weights: ValueWeights, groups: Sequence[int], width: int, moments: HeadMoments) -> NarrowHeads:
     """Find the best B[h] A[h] of rank `width` for every head; see `narrow_values`."""
-    num_heads = len(groups)
-    heads = float64(weights.output).unflatten(1, (num_heads, -1)).transpose(0, 1)  # (H, D, d_v)
-    find = narrow_each if num_heads == max(groups) + 1 else narrow_groups
+    heads = head_columns(weights, groups)
+    find = narrow_each if len(groups) == max(groups) + 1 else narrow_groups
     columns, rows = find(heads, groups, width, moments)
     lost = [head - column @ rows[key] for head, column, key in zip(heads, columns, groups, strict=True)]
     return NarrowHeads(columns, rows, torch.cat(lost, dim=1))
+
+
+def head_columns(weights: ValueWeights, groups: Sequence[int]) -> Tensor:
+    """Return the columns of W_O of each head: [H, D, d_v]."""
+    return float64(weights.output).unflatten(1, (len(groups), -1)).transpose(0, 1)
 
 
 def narrow_each(
@@ -181,8 +191,7 @@ def narrow_groups(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Fit B and A of heads [H, D, d_v] that share value heads, one A after the other, until a sweep gains little."""
     weight = heads.transpose(0, 1).flatten(1)  # (D, n)
-    alone = torch.block_diag(*torch.ones_like(moments.roots)) > 0
-    covariance = torch.where(alone, torch.block_diag(*(moments.roots @ moments.roots.mT)), moments.covariance)
+    covariance = moments.regularised()
     members = [[head for head, key in enumerate(groups) if key == key_head] for key_head in range(max(groups) + 1)]
     rows = [alike_rows(heads[own], moments.roots[own], width) for own in members]
     project = torch.block_diag(*(rows[key] for key in groups))  # (H * r, n)
@@ -226,7 +235,13 @@ def best_columns(wanted: Tensor, seen: Tensor, project: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def narrow_values(weights: ValueWeights, groups: Sequence[int], width: int, moments: HeadMoments) -> NarrowValues:
+def narrow_values(
+    weights: ValueWeights,
+    groups: Sequence[int],
+    width: int,
+    moments: HeadMoments,
+    find: Callable[[ValueWeights, Sequence[int], int, HeadMoments], NarrowHeads] = narrow_heads,
+) -> NarrowValues:
     """Narrow every value head of a site to `width` dimensions.
 
     Args:
@@ -234,8 +249,9 @@ def narrow_values(weights: ValueWeights, groups: Sequence[int], width: int, mome
         groups: [H], the value head of every head.
         width: r, at most d_v; at d_v only the basis of the heads changes.
         moments: the moments of its heads' outputs.
+        find: finds B[h] and A[h].
     """
-    heads = narrow_heads(weights, groups, width, moments)
+    heads = find(weights, groups, width, moments)
 
     def narrowed(values: Tensor) -> Tensor:  # [H_k * d_v, ...] -> [H_k * r, ...]
         each = per_head(float64(values), len(heads.rows))

@@ -14,7 +14,7 @@ from opening import layers_of
 from collab_heads import plan
 from collab_heads.compression import measurements
 from collab_heads.compression.measurements import FEWEST, HELD_OUT, MEASURED, SiteErrors, fewer, hold_out
-from collab_heads.compression.parts.query_key import QUICK
+from collab_heads.compression.parts.part import QUICK
 from collab_heads.compression.parts.shape import AttentionShape
 from collab_heads.errors import CalibrationError
 from collab_heads.fitting.fit import FitOptions

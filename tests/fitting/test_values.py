@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from changed_heads import gate
+from correlated_heads import D_K, D_V, TOKENS, D, alternated, correlated, lost_share, seen
 from model_inputs import cast, repadded
 from model_runs import output, sites, swap
 from model_sizes import EXACT, EXACT64, HEADS
@@ -14,7 +15,6 @@ from unchanged import refused
 from collab_heads import collaborative_config, prune_heads, swap_to_collaborative
 from collab_heads.adapters.bert import BertAdapter
 from collab_heads.calibration.calibrate import calibrate
-from collab_heads.calibration.input_moments import InputMoments
 from collab_heads.errors import ArgumentError, CalibrationError, ModelStateError, NonFiniteError
 from collab_heads.fitting import values
 from collab_heads.fitting.values import head_moments, narrow_values
@@ -23,9 +23,8 @@ from families import FAMILIES
 
 LAYER_0, LAYER_1 = "encoder.layer.0.attention.self", "encoder.layer.1.attention.self"
 WHITENED = 1e-4  # of what the heads lose: the share of white inputs (values.WHITE); differences seen: 2e-5
-H, D_V, D, D_K = 3, 6, 20, 15
+H = 3
 EACH = tuple(range(H))  # the value head of every head: its own
-TOKENS = 400
 
 
 def random(*shape, seed=0):
@@ -44,10 +43,6 @@ def weights(bias=True):
 def heads(rank=H * D_V, mean=1.0):
     """What heads put out for a few hundred tokens: correlated, and not around zero."""
     return random(TOKENS, rank, seed=5) @ random(rank, H * D_V, seed=6) + mean * random(H * D_V, seed=7)
-
-
-def seen(tokens):
-    return InputMoments.of(tokens[None])
 
 
 def narrowed(tokens, width, *, bias=True, has_gates=False, stock=None):
@@ -373,41 +368,6 @@ def test_heads_that_share_a_value_head_share_its_rows():
         *((alone.value @ whole).unflatten(0, (2, d_v)).unflatten(-1, (2, d_v))[k][:, k] for k in groups)
     )
     torch.testing.assert_close(alone.output @ basis, stock.output, rtol=0, atol=1e-8)
-
-
-def correlated(groups, seed):
-    """Weights of heads that share value heads, and their moments: what they put out has a part in common."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def drawn(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    stock = ValueWeights(drawn((max(groups) + 1) * D_V, D_K), None, drawn(D, len(groups) * D_V), drawn(D))
-    tokens = [drawn(TOKENS, D_V) @ drawn(D_V, D_V) for _ in set(groups)]
-    mixed = [tokens[key] + drawn(TOKENS, D_V) @ drawn(D_V, D_V) for key in groups]
-    return stock, head_moments(stock, groups, seen(torch.cat(mixed, -1)), has_gates=False)
-
-
-def lost_share(stock, lost, moments):
-    return values.variance(lost, moments.covariance) / values.variance(stock.output, moments.covariance)
-
-
-def alternated(stock, groups, width, moments, seed, rounds=40):
-    """The share that is lost where B for A and A for B, each by least squares, take turns from random rows A."""
-    generator = torch.Generator().manual_seed(seed)
-    root = torch.linalg.cholesky(moments.covariance)
-    each = root.unflatten(0, (len(groups), D_V))  # (H, d_v, n)
-    wanted = stock.output @ root
-    rows = torch.randn(max(groups) + 1, width, D_V, generator=generator, dtype=torch.float64)
-    for _ in range(rounds):
-        seen_by = torch.cat([rows[key] @ part for key, part in zip(groups, each, strict=True)])
-        columns = torch.linalg.lstsq(seen_by.mT, wanted.mT).solution.mT
-        parts = torch.zeros(wanted.numel(), *rows.shape, dtype=torch.float64).flatten(2)
-        for key, column, part in zip(groups, columns.split(width, dim=1), each, strict=True):
-            parts[:, key] += torch.kron(column, part.mT.contiguous())
-        rows = torch.linalg.lstsq(parts.flatten(1), wanted.flatten()).solution.view_as(rows)
-    left = wanted - columns @ seen_by
-    return float(left.square().sum() / wanted.square().sum())
 
 
 NEARLY = 1.01  # of the best of some alternations: sweeps end with one that gains less than 3e-3; seen: 1.0001

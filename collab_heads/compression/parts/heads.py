@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from collab_heads.calibration.input_moments import InputMoments
-from collab_heads.compression.parts.part import LEVELS, Fit, Part, share
+from collab_heads.compression.parts.part import LEVELS, Fit, Part, share, spread
 from collab_heads.fitting.head_regression import HeadRegression, most_costly, regressed_weight
 from collab_heads.model.apply_state import OutputWeights, prune_site
 from collab_heads.model.open_layers import OpenSite
@@ -60,12 +60,13 @@ class Heads(Part):
         if not self.sizes(shape):
             return {}
         regression = head_regression(site, fitted.outputs[site.path])
-        costs, errors = regression.removal_costs(), {}
+        shown, costs, errors = held.outputs[site.path], regression.removal_costs(), {}
+        whole = spread(regression.weight, shown)
         for count in self.sizes(shape):
             kept = most_costly(costs, count // shape.heads_per_key)
             refit, missing = regression.output(kept), regression.weight.clone()
             missing[:, regression.columns(kept)] -= refit.weight
-            errors[count] = share(missing, refit.bias, regression.weight, held.outputs[site.path])
+            errors[count] = share(missing, refit.bias, shown, whole)
         return errors
 
     def fit(self, fitting):

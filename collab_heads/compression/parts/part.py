@@ -21,21 +21,31 @@ from collab_heads.model.apply_state import undone
 from collab_heads.model.open_layers import OpenLayers
 from collab_heads.sites.state import QueryKeyKind
 
+QUICK = FitOptions(tol=1e-2, refine_steps=0)  # for the fits of a measurement; values are then fitted quickly, too
 LEVELS = 8  # sizes of a part to consider, about; fewer than twice as many
 
 
-def share(missing: Tensor, bias: Tensor, weight: Tensor, held: InputMoments) -> float:
-    """Return the mean square of missing @ z - bias, as a share of the variance of weight @ z.
+def spread(weight: Tensor, held: InputMoments) -> float:
+    """Return the variance of weight @ z, summed over its dimensions.
+
+    Args:
+        weight: [D, n], W_O.
+        held: the moments of z.
+    """
+    mean = held.mean()
+    return variance(weight, held.second() - mean.outer(mean))
+
+
+def share(missing: Tensor, bias: Tensor, held: InputMoments, whole: float) -> float:
+    """Return the mean square of missing @ z - bias, as a share of a variance.
 
     Args:
         missing: [D, n], what is missing from W_O.
         bias: [D], what is added to the bias of W_O to compensate.
-        weight: [D, n], W_O.
         held: the moments of z.
+        whole: the `spread` of the output.
     """
-    second, mean = held.second(), held.mean()
-    lost = variance(missing, second) + float(bias @ bias - 2 * bias @ (missing @ mean))
-    whole = variance(weight, second - mean.outer(mean))
+    lost = variance(missing, held.second()) + float(bias @ bias - 2 * bias @ (missing @ held.mean()))
     return min(max(lost, 0.0) / whole, 1.0) if whole else 0.0
 
 

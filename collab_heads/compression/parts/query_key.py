@@ -8,15 +8,14 @@ import torch
 
 from collab_heads.collaborative.plan import SitePlan, plan_site
 from collab_heads.collaborative.replacement import fit_site
-from collab_heads.compression.parts.part import Fit, Fitting, Part, narrower
-from collab_heads.fitting.fit import FitOptions, SiteFit
+from collab_heads.compression.parts.part import QUICK, Fit, Fitting, Part, narrower
+from collab_heads.fitting.fit import SiteFit
 from collab_heads.fitting.kinds import FITS
 from collab_heads.fitting.refine import OutputGap
 from collab_heads.layers.query_key import QueryKey
 from collab_heads.model.apply_state import SiteWeights, apply_state
 from collab_heads.sites.state import DIVIDED, QueryKeyState
 
-QUICK = FitOptions(tol=1e-2, refine_steps=0)  # for the fits of a measurement
 MEASURED_CALLS = 4  # of the recorded calls of a site
 
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from collab_heads.base.numerics import float64
 from collab_heads.collaborative.plan import plan_values
 from collab_heads.collaborative.replacement import fit_values
-from collab_heads.compression.parts.part import Fit, Part, narrower, share
+from collab_heads.compression.parts.part import QUICK, Fit, Part, narrower, share, spread
 from collab_heads.compression.parts.query_key import fitted_projection
-from collab_heads.fitting.values import head_moments, narrow_heads
+from collab_heads.fitting.quick_values import QuickHeads
+from collab_heads.fitting.values import head_moments
 from collab_heads.layers.values import ValueWeights, read_values
 from collab_heads.model.apply_state import SiteWeights, apply_state
 from collab_heads.sites.state import QueryKeyState, ValueState
@@ -53,14 +54,15 @@ class Values(Part):
         return may_differ or is_even or not shape.decodes
 
     def errors(self, site, shape, fitted, held):
-        """Measure the error with the best `narrow_heads` of each width."""
+        """Measure the error with the `QuickHeads` of each width."""
         if not self.sizes(shape):
             return {}
-        weights, errors = read_values(site.value, site.output), {}
-        moments, output = head_moments(weights, site.groups, fitted.outputs[site.path], has_gates=False), weights.output
+        weights, shown, errors = read_values(site.value, site.output), held.outputs[site.path], {}
+        moments = head_moments(weights, site.groups, fitted.outputs[site.path], has_gates=False)
+        heads, whole = QuickHeads(weights, site.groups, moments), spread(float64(weights.output), shown)
         for width in self.sizes(shape):
-            lost = narrow_heads(weights, site.groups, width, moments).lost
-            errors[width] = share(lost, lost @ moments.mean, float64(output), held.outputs[site.path])
+            lost = heads.narrow(width).lost
+            errors[width] = share(lost, lost @ moments.mean, shown, whole)
         return errors
 
     def fit(self, fitting):
@@ -69,7 +71,8 @@ class Values(Part):
             fitting.fits.append(fitted_projection(fitting))
         site, geometry = fitting.site, fitting.geometry
         plan = plan_values(site, geometry.dim_value * geometry.key_heads)
-        narrow = fit_values(plan, fitting.calibrations.outputs.pop(site.path, None))
+        seen = fitting.calibrations.outputs.pop(site.path, None)
+        narrow = fit_values(plan, seen, quick=fitting.options is QUICK)  # its error is that which `errors` measures
         fitting.fits.append(NarrowValues(narrow.weights, plan.state))
 
     def resize(self, site, state, shape, geometry):
