@@ -5,6 +5,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+PANEL = 384
+
 
 def float64(tensor: Tensor) -> Tensor:
     """Convert to double precision, on the CPU where the device has no double precision (Apple's MPS)."""
@@ -15,6 +17,19 @@ def cholesky_(matrix: Tensor) -> Tensor:
     """Overwrite a symmetric positive definite matrix by its lower Cholesky factor, and return this: [n, n]."""
     columns = matrix.mT  # the layout of LAPACK: no copy is made
     return torch.linalg.cholesky(columns, out=columns)
+
+
+def invert_lower_(matrix: Tensor) -> Tensor:
+    """Overwrite a lower triangular matrix, with zeros above its diagonal, by its inverse, and return this: [n, n]."""
+    panels = [slice(start, min(start + PANEL, len(matrix))) for start in range(0, len(matrix), PANEL)]
+    for index, own in enumerate(panels):
+        before, corner = matrix[own, : own.start], matrix[own, own]
+        identity = torch.eye(len(corner), dtype=matrix.dtype, device=matrix.device)
+        corner.copy_(torch.linalg.solve_triangular(corner, identity, upper=False))
+        if index:
+            products = [before[:, cols.start :] @ matrix[cols.start : own.start, cols] for cols in panels[:index]]
+            before.copy_(corner @ torch.cat(products, dim=1).neg_())
+    return matrix
 
 
 def solve_positive(matrix: Tensor, right: Tensor) -> Tensor:

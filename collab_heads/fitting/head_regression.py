@@ -31,6 +31,7 @@ from collab_heads.running.portions import portions
 Regression = TypeVar("Regression", bound="HeadRegression")
 ROUNDING = 1000  # in eps times the squared mean; constants gave eigenvalues down to -125 of these
 RIDGE = 1e-6  # ridge on every direction, as a share of the mean square of the outputs of heads
+ROWS = 64  # copied at once: indices of all entries would need twice the memory of the matrix
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,10 @@ def by_cost(costs: Tensor) -> Tensor:
 
 def block_of(matrix: Tensor, places: Tensor) -> Tensor:
     """Return some rows of a matrix and the same columns, without a copy of all columns: [k, k]."""
-    return matrix[places[:, None], places]
+    block = matrix.new_empty(len(places), len(places))
+    for rows, own in zip(block.split(ROWS), places.split(ROWS), strict=True):
+        torch.index_select(matrix[own], 1, places, out=rows)
+    return block
 
 
 def missing_square(whole: float, products: Tensor, second: Tensor, refit: Tensor) -> float:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from collab_heads.base.numerics import cholesky_, solve_positive
+from collab_heads.base import numerics
+from collab_heads.base.numerics import cholesky_, invert_lower_, solve_positive
 
 ROUNDING = 1e-9  # float64; differences seen: 1e-14
 
@@ -20,6 +21,17 @@ def test_a_factor_takes_the_place_of_its_matrix(size):
     factor = cholesky_(matrix)
     assert factor.data_ptr() == place
     torch.testing.assert_close(factor, expected, rtol=ROUNDING, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("size", (0, 1, 7, 16, 60))
+def test_an_inverse_takes_the_place_of_its_factor(size, monkeypatch):
+    """In one panel, in whole ones, and with a smaller last one."""
+    monkeypatch.setattr(numerics, "PANEL", 8)
+    factor = cholesky_(positive(size))
+    expected, place = torch.linalg.inv(factor), factor.data_ptr()
+    inverse = invert_lower_(factor)
+    assert inverse.data_ptr() == place
+    torch.testing.assert_close(inverse, expected, rtol=ROUNDING, atol=ROUNDING)
 
 
 @pytest.mark.parametrize("size", (1, 7, 60))
