@@ -84,7 +84,11 @@ def next_removals(inverse: Tensor, weight: Tensor, count: int) -> tuple[list[int
     diagonal, squares = inverse.diagonal().clone(), torch.linalg.vector_norm(weight, dim=1).square_()
     pending = inverse.new_empty(count, 2, len(weight))  # v and u of each removal
     vectors, products = pending.unbind(1)
-    gone, increases, grams, likely, first = [], [], {}, {}, 0
+    gone: list[int] = []
+    increases: list[float] = []
+    grams: dict[int, Tensor] = {}  # rows of W^T W before the first removal
+    likely: dict[int, tuple[Tensor, Tensor]] = {}  # rows of P and of W^T W before removal `first`
+    first = 0
     for step in range(count):
         expected = squares / diagonal
         place = int(expected.argmin())
