@@ -151,6 +151,14 @@ plain(
     | {"time": ".2f"},
 )
 plain(
+    "real_decoder",
+    "real_decoder",
+    {"method": "", "layers": ("budget", ""), "parameters": ",.0f", "draws": ""}
+    | dict.fromkeys(("news", "web", "python", "reviews"), ".1f")
+    | {f"more, {name}": (f"more {name}", "") for name in ("news", "web", "python", "reviews")}
+    | {"seconds": ",.0f"},
+)
+plain(
     "rotary_widths",
     "rotary_widths",
     {"chosen by": ("method", ""), "query/key width": ("width", ".2f"), "fit": "", "attention": ".2f", "cache": ",.0f"}

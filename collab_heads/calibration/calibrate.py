@@ -68,6 +68,8 @@ def calibrate(
     narrowed: Sequence[OpenLayerSite],
     batches: Iterable[Mapping],
     starts: BlockStarts | None = None,
+    *,
+    far: bool = True,
 ) -> Calibrations:
     """Run calibration batches through an unchanged model, without gradients, in evaluation mode.
 
@@ -79,6 +81,7 @@ def calibrate(
         batches: input dicts as the model takes them; tensors are moved to the model's device. An encoder-decoder needs
             decoder inputs or labels.
         starts: starts on the same batches; None runs the whole model.
+        far: whether tokens of outlying norm count in the moments of outputs.
 
     Raises:
         CalibrationError: if there are no batches, the model cannot take one, a mask does not fit, a site saw nothing,
@@ -90,7 +93,7 @@ def calibrate(
     with (
         nullcontext() if starts is None else starts.within(paths),
         listening(sites, masks) as listeners,
-        listening_to_outputs(narrowed, masks) as head_listeners,
+        listening_to_outputs(narrowed, masks, far=far) as head_listeners,
         recording_calls(model, recorded, masks) as recorder,
     ):
         run_batches(model, batches, masks, "calibrating", cut=cut_for(model))
@@ -125,7 +128,8 @@ class CalibratedSites:
         narrowed: the sites and feed-forward blocks for whose outputs moments are taken.
         batches: see `calibrate`; listed if several passes are needed, or calls are kept. Moments are taken of all
             batches; of more than `RECORDED` examples, calls are kept for every second batch, or every third...
-        are_few: whether the batches hold few examples, see `most_bytes`.
+        are_held_out: whether the batches hold examples to measure on. They are few, see `most_bytes`, and tokens of
+            outlying norm do not count in the moments of outputs: errors would be those of these tokens alone.
 
     Attributes:
         groups: the paths of the sites that are calibrated together.
@@ -142,11 +146,12 @@ class CalibratedSites:
         narrowed: Sequence[OpenLayerSite],
         batches: Iterable[Mapping],
         *,
-        are_few: bool = False,
+        are_held_out: bool = False,
     ):
         self.model, self.sites, self.recorded, self.narrowed = model, sites, recorded, narrowed
+        self.far = not are_held_out
         sizes = {path: FLOAT64 * size for path, size in moment_counts(sites, narrowed).items()}
-        limit = most_bytes(sum(parameter.nbytes for parameter in model.parameters()), are_few=are_few)
+        limit = most_bytes(sum(parameter.nbytes for parameter in model.parameters()), are_few=are_held_out)
         self.orders: dict[str, Tensor] = {}
         self.starts: dict[int, BlockStarts] = {}
         are_one = sum(sizes.values()) <= limit
@@ -221,7 +226,8 @@ class CalibratedSites:
     ) -> Calibrations:
         """Calibrate some sites on one of the lists of batches; of several groups, each runs its own blocks alone."""
         starts = self.starts_on([*batches], number) if len(self.groups) > 1 else None
-        return replace(calibrate(self.model, sites, recorded, narrowed, batches, starts), orders=self.orders)
+        seen = calibrate(self.model, sites, recorded, narrowed, batches, starts, far=self.far)
+        return replace(seen, orders=self.orders)
 
 
 def moment_counts(sites: Sequence[OpenSite], narrowed: Sequence[OpenLayerSite]) -> dict[str, int]:

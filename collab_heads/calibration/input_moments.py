@@ -90,10 +90,11 @@ class RunningMoments:
 
     Args:
         centres: whether sequences are centred, too.
+        far: whether tokens of outlying norm count.
     """
 
-    def __init__(self, *, centres: bool = True):
-        self.centres, self.count = centres, 0
+    def __init__(self, *, centres: bool = True, far: bool = True):
+        self.centres, self.far, self.count = centres, far, 0
         self.shift = self.total = self.upper = self.between = torch.empty(0)
 
     def add(self, inputs: Tensor, mask: Tensor | None) -> None:
@@ -105,6 +106,8 @@ class RunningMoments:
             return
         norms = at_least_float32(tokens).norm(dim=1)
         usual, is_far = float(norms.median()), norms > FAR * norms.median()  # far tokens are summed in float64
+        if usual and not self.far:
+            mask, tokens, is_far = mask.masked_scatter(mask, ~is_far), tokens[~is_far], is_far[~is_far]
         may_round = torch.get_float32_matmul_precision() == "highest" and 1 / LARGE < usual < LARGE
         tokens = at_least_float32(tokens) if may_round else float64(tokens)
         if not self.count:
@@ -205,9 +208,9 @@ class OutputListener:
     Of attention that is the concatenated heads, of a feed-forward block the neurons.
     """
 
-    def __init__(self, site: OpenLayerSite, masks: Mapping[str, Tensor | None]):
+    def __init__(self, site: OpenLayerSite, masks: Mapping[str, Tensor | None], *, far: bool = True):
         self.site, self.masks = site, masks
-        self.sums = RunningMoments(centres=False)
+        self.sums = RunningMoments(centres=False, far=far)
 
     def hear(self, projection: nn.Module, args: tuple) -> None:
         """Take the input of a call, [B, T, n], or [B * T, n] where a layer takes all tokens in a row."""
@@ -263,10 +266,16 @@ def listening(sites: Sequence[OpenSite], masks: Mapping[str, Tensor | None]) -> 
 
 @contextmanager
 def listening_to_outputs(
-    sites: Sequence[OpenLayerSite], masks: Mapping[str, Tensor | None]
+    sites: Sequence[OpenLayerSite], masks: Mapping[str, Tensor | None], *, far: bool = True
 ) -> Iterator[list[OutputListener]]:
-    """Listen to what output projections read, heads before gates and alphas, while the context is open."""
-    listeners = [OutputListener(site, masks) for site in sites]
+    """Listen to what output projections read, heads before gates and alphas, while the context is open.
+
+    Args:
+        sites: the sites.
+        masks: holds the token masks of the current inputs.
+        far: whether tokens of outlying norm count.
+    """
+    listeners = [OutputListener(site, masks, far=far) for site in sites]
     handles = [listener.site.output.register_forward_pre_hook(listener.hear) for listener in listeners]
     try:
         yield listeners

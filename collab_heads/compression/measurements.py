@@ -153,7 +153,7 @@ def measure_model(
     to_fit, held = hold_out(batches)
     with one_bar("calibrating"):
         fitted = CalibratedSites(model, stock, stock, sites, to_fit)
-        shown = CalibratedSites(model, stock, stock, sites, held, are_few=True) if errors else None
+        shown = CalibratedSites(model, stock, stock, sites, held, are_held_out=True) if errors else None
         work, probe = count_work(model, batches, sites), Probe(model, held, attention)
         others = other_operations(model, batches, sites)
     if attention and probe.longest <= 1:

@@ -168,7 +168,7 @@ def test_groups_are_smaller_where_examples_are_few(monkeypatch):
     whole = 8 * sum(moment_counts(sites, sites).values())
     monkeypatch.setattr(calibrate, "SHARE", 0)
     monkeypatch.setattr(calibrate, "LEAST", whole)
-    groups = [len(CalibratedSites(model, sites, [], sites, batches, are_few=few).groups) for few in (False, True)]
+    groups = [len(CalibratedSites(model, sites, [], sites, batches, are_held_out=few).groups) for few in (False, True)]
     assert groups == [1, len(sites)] and most_bytes(0, are_few=True) == whole / 4
     monkeypatch.setattr(calibrate, "SHARE", 0.25)
     assert (most_bytes(8 * whole), most_bytes(8 * whole, are_few=True)) == (2 * whole, whole / 2)

@@ -172,3 +172,17 @@ def test_the_sensitivities_of_a_plan_are_measured_on_few_positions(monkeypatch):
     assert seen and set(seen) == {seen[0]} and 35 <= seen[0] <= 105 < whole
     made.measure([0.5])
     assert seen[-1] == whole
+
+
+@pytest.mark.parametrize("factor", (1.0, 1e3))
+def test_a_curve_is_not_that_of_one_token_of_outlying_norm(factor):
+    """In many decoders the neurons of the first token have a hundred times the norm of those of others."""
+    model = FAMILIES["llama"].build()
+    batches = [{"input_ids": torch.randint(8, VOCABULARY, (40, 12), generator=torch.Generator().manual_seed(0))}]
+    factors = torch.ones(12, 1)
+    batches[0]["input_ids"][:, 0] = 7
+    factors[0] = factor
+    model.model.layers[0].mlp.down_proj.register_forward_pre_hook(lambda _, args: args[0] * factors)
+    made = plan(model, batches, parts="neurons", refine_steps=0)
+    curve = made.measured.errors["layers.0.mlp"].errors["neurons"]
+    assert 0.05 < curve[16] < 0.3 and curve[0] == 1
