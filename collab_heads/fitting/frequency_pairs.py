@@ -24,6 +24,7 @@ QUERIES = 128  # that are used per sequence: an even sample of longer ones
 RIDGE = 1e-6  # of the mean diagonal of a Gram matrix: pairs may give the same, or nothing
 TINY = 1e-300  # keeps a Gram matrix of zeros invertible
 ELEMENTS = 2**24  # contributions of pairs that are computed at a time
+TOKENS = 4096  # positions that are read, about; of a real decoder, twice as many saved 0.5 % of the error at most
 
 
 @torch.no_grad()
@@ -37,7 +38,7 @@ def pair_grams(weights: AttentionWeights, calls: Sequence[Call]) -> Tensor:
     heads, groups = weights.num_heads, groups_of(weights)
     grams = torch.zeros(count_key_heads(heads, groups), *[weights.dim_head // 2] * 2, dtype=torch.float64)
     grams = grams.to(weights.query.device)
-    for call in calls:
+    for call in calls[:: max(1, sum(call.query_inputs[..., 0].numel() for call in calls) // TOKENS)]:
         query = rotated(call.query_inputs, weights.query, weights.query_bias, call)
         key = rotated(call.key_inputs, weights.key, weights.key_bias, call)
         places = slice(None, None, -(-query.shape[2] // QUERIES))
