@@ -218,9 +218,12 @@ class AnySpending:
 
 
 def worthwhile(options: Sequence[Option]) -> list[int]:
-    """Return the indices of the options that no other one beats in both cost and error, by rising cost."""
+    """Return the indices of the options that no other one beats in both cost and error, by rising cost.
+
+    Of options that are alike the last one is returned: that of a site as it is, where nothing is gained.
+    """
     kept: list[int] = []
-    for index in sorted(range(len(options)), key=lambda i: (options[i].cost, options[i].error)):
+    for index in sorted(range(len(options)), key=lambda i: (options[i].cost, options[i].error, -i)):
         if not kept or options[index].error < options[kept[-1]].error:
             kept.append(index)
     return kept

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import MAX_SIZE, check_count, check_seed
 from collab_heads.base.progress import Loop, progress_bar
-from collab_heads.contract.registry import is_lone_decoder
+from collab_heads.contract.registry import get_adapter, is_lone_decoder
 from collab_heads.errors import ArgumentError, NonFiniteError, UnsupportedModelError
 from collab_heads.layers.attention import CACHE
 from collab_heads.model.opened import input_device
@@ -50,10 +50,12 @@ def generate_batches(
         Batches with `input_ids` [at most 64, length] alone, on the processor. All tokens count.
 
     Raises:
-        UnsupportedModelError: if the model is not a decoder alone, or has no language modelling head.
+        UnsupportedModelError: if there is no adapter for the model, or it is not a decoder alone with a language
+            modelling head.
         ArgumentError: on an impossible number, more tokens than the model can read, or an unknown token in `start`.
         NonFiniteError: if the model puts out NaN or inf.
     """
+    get_adapter(model)
     if not (is_lone_decoder(model.config) and model.can_generate()):
         raise UnsupportedModelError(
             f"{type(model).__name__} writes no texts from nothing: give a decoder with a language modelling head, such "

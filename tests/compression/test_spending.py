@@ -120,3 +120,9 @@ def test_all_there_is_when_the_budget_allows_it():
 
 def test_what_others_beat_is_left_out():
     assert worthwhile([Option(2, 0.5), Option(1, 0.5), Option(3, 0.6), Option(4, 0.1), Option(4, 0.2)]) == [1, 3]
+
+
+def test_of_options_that_are_alike_the_last_is_chosen():
+    """It is the site as it is."""
+    options = [Option(0.0, 0.0), Option(0.0, 0.5), Option(0.0, 0.0)]
+    assert Spending([options, [Option(1.0, 1.0), Option(2.0, 0.0)]]).choose(1.0) == [2, 0]
