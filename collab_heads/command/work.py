@@ -73,9 +73,12 @@ def run_compress(args: Namespace) -> CompressReport | CompressionPlan:
     check_class(model)
     texts = drawn(all_texts, args.samples, args.seed)
     check_enough(args, texts)
-    own = generated(args, loaded)
-    batches = [*batches_of(args, model, tokenizer, texts), *own]
+    batches = batches_of(args, model, tokenizer, texts)
     elsewhere = None if others is None else batches_of(args, model, tokenizer, drawn(others, MEASURED, args.seed))
+    own = generated(args, loaded)
+    if is_lone_decoder(model.config) and not own:
+        print("fitted to --data alone: with --generated 64 a language model keeps more of what it can do elsewhere")
+    batches = [*batches, *own]
     given = {name: getattr(args, name) for name in options_of("compression.plan", "plan")}
     made = plan(model, batches, **{name: value for name, value in given.items() if value is not None})
     print(made)

@@ -294,7 +294,7 @@ def decoder(bert, tmp_path):
     return tmp_path / "decoder"
 
 
-def test_texts_that_the_model_writes_itself(decoder, texts, tmp_path, monkeypatch):
+def test_texts_that_the_model_writes_itself(decoder, texts, tmp_path, monkeypatch, capsys):
     given = []
 
     def noted(model, batches, **options):
@@ -304,6 +304,7 @@ def test_texts_that_the_model_writes_itself(decoder, texts, tmp_path, monkeypatc
     monkeypatch.setattr(work, "plan", noted)
     flags = ("--generated", 70, "--max_length", 20, "--batch_size", 16, "--seed", 3)
     run(decoder, "--data", texts, "--budget", 0.6, *flags, "--output_dir", tmp_path / "small", *QUICK)
+    assert "--generated" not in capsys.readouterr().out
     assert [len(batch["input_ids"]) for batch in given] == [16, 16, 8, 16, 16, 16, 16, 6]
     own = torch.cat([batch["input_ids"] for batch in given[3:]])
     first = AutoTokenizer.from_pretrained(decoder).cls_token_id
@@ -316,6 +317,7 @@ def test_a_mixture_calibrates(decoder, texts, table, tmp_path, capsys):
     data = (f"{texts}:2", f"{table}:1", "--column", "sentence1")
     made = run(decoder, "--data", *data, "--plan", *QUICK)
     said = capsys.readouterr().out
+    assert "with --generated 64" in said
     assert f"{texts}:2: 40 of 40 texts" in said and f"{table}:1: 20 of 40 texts" in said
     assert made.measured is not None
 
