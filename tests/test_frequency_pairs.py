@@ -25,6 +25,7 @@ from collab_heads import (
     swap_to_collaborative,
     swap_to_gated,
 )
+from collab_heads.calibration import calibrate
 from collab_heads.errors import ModelStateError
 from collab_heads.fitting import frequency_pairs, kinds
 from collab_heads.layers import rotary_query_key
@@ -384,8 +385,9 @@ def test_widths_are_whole_pairs():
     assert "frequency pairs" in str(report) and "rounded up" in str(report)
 
 
-def test_one_pass_over_the_calls_serves_the_curve_and_all_fits_of_a_site(monkeypatch):
-    """The Gram matrices of the pairs take longest."""
+@pytest.mark.parametrize("least", (calibrate.LEAST, 0))
+def test_one_pass_over_the_calls_serves_the_curve_and_all_fits_of_a_site(monkeypatch, least):
+    """The Gram matrices of the pairs take longest; they are kept where the moments of a site are made again."""
     model, counted = FAMILIES["llama"].build(), []
 
     def noted(weights, calls):
@@ -393,5 +395,10 @@ def test_one_pass_over_the_calls_serves_the_curve_and_all_fits_of_a_site(monkeyp
         return frequency_pairs.pair_grams(weights, calls)
 
     monkeypatch.setattr(kinds, "pair_grams", noted)
+    monkeypatch.setattr(calibrate, "LEAST", least)
+    monkeypatch.setattr(calibrate, "SHARE", 0)
     made = plan(model, batches_of(FAMILIES["llama"], 8), parts="query_key", refine_steps=2)
-    assert len(counted) == len(made.measured.sites) > 1
+    assert (len(made.measured.fitted.groups) > 1) == (least == 0)
+    report = compress(model, made, 0.8)
+    assert all(site.parameters_after < site.parameters_before for site in report.sites)
+    assert len(counted) == len(report.sites) > 1

@@ -43,6 +43,8 @@ SIMILARITY, TASKS, TRANSLATION = "MiniLM, STS-B, Spearman", "MiniLM, five GLUE t
 HEADS = {"original": 72, "learned 18": 18}  # row of the heads of MRPC -> how many of them
 UNLABELLED = "300 steps, no labels"
 TRIM = "`trim_vocabulary`"
+OWN = "compress, and its own"  # rows of a real decoder that was fitted to texts of its own, too
+KINDS = {"web pages": "web", "Python's documentation": "python", "film reviews": "reviews"}
 FORMS = {
     "tokens": ("tokens", ","),
     "elsewhere": ("accuracy on SST-2", ".2f"),
@@ -111,6 +113,15 @@ def trimmed(what: str, model: str, layers: float, kept: str, task: str, training
     return [change(what, task, *sizes, "score", training, "; ".join(also))]
 
 
+def decoder(budget: float) -> dict:
+    """Return the row of a real decoder that was fitted to news and to texts of its own."""
+    before, after = row("real_decoder", method="original"), row("real_decoder", method=OWN, budget=budget)
+    also = "; ".join(f"{name} {before[key]:.1f} → {after[key]:.1f}" for name, key in KINDS.items())
+    return change(
+        f"`compress`, {budget} of the layers", "SmolLM2, perplexity on news", before, after, "news", also=also
+    )
+
+
 @made
 def summary() -> str:
     """Return the README's table: the whole model and its quality, before and after a change."""
@@ -138,6 +149,7 @@ def summary() -> str:
             for each in trimmed(f"`compress`, {name}, and {TRIM}", "minilm", share, "used", SIMILARITY, UNLABELLED)
         ),
         served("half of the layers, CTranslate2", "marian", 0.5, "ctranslate2", TRANSLATION, "none"),
+        decoder(0.9),
         *trimmed(f"`compress`, a third, and {TRIM}", "marian", 0.33, "0.75", TRANSLATION, "1,000 steps, no labels"),
         change(
             "shared keys, balanced, R=128 of 384",

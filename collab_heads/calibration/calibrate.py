@@ -153,6 +153,7 @@ class CalibratedSites:
         sizes = {path: FLOAT64 * size for path, size in moment_counts(sites, narrowed).items()}
         limit = most_bytes(sum(parameter.nbytes for parameter in model.parameters()), are_few=are_held_out)
         self.orders: dict[str, Tensor] = {}
+        self.kept: dict[str, dict[str, Tensor]] = {}  # path -> what fits have computed, where a group is made again
         self.starts: dict[int, BlockStarts] = {}
         are_one = sum(sizes.values()) <= limit
         self.batches = batches if are_one and not recorded else check_batches(batches)
@@ -227,6 +228,8 @@ class CalibratedSites:
         """Calibrate some sites on one of the lists of batches; of several groups, each runs its own blocks alone."""
         starts = self.starts_on([*batches], number) if len(self.groups) > 1 else None
         seen = calibrate(self.model, sites, recorded, narrowed, batches, starts, far=self.far)
+        for path, each in seen.query_key.items():
+            seen.query_key[path] = replace(each, kept=self.kept.setdefault(path, {}))
         return replace(seen, orders=self.orders)
 
 
