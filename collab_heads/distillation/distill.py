@@ -65,7 +65,8 @@ def distill(
     feed-forward blocks), except parameters that are frozen (`requires_grad=False`). Gates, alphas and everything else
     stay as they are. The loss is the squared error of the hidden states of every layer, relative to their variance over
     tokens, plus the error of the output. The latter is that of the logits if there is a head (2 KL if they are a
-    distribution), else that of the mean of the last hidden state over tokens. Padding does not count.
+    distribution), else that of the mean of the last hidden state over tokens. Padding does not count, and a token of
+    outlying norm, as the first one in many decoders, counts as one of usual norm.
 
     Both models run in evaluation mode, without dropout, since the model should reproduce what the original does in use.
     Afterwards modes, gradients and `requires_grad` are as before. After any error or interruption the model is as
