@@ -193,7 +193,8 @@ def averaged(rows: Sequence[dict]) -> list[dict]:
         for name in DOMAINS:
             made[name] = statistics.geometric_mean(row[name] for row in same)
             more = sorted(100 * (row[name] / original[name] - 1) for row in same)
-            made[f"more {name}"] = "" if method == "original" else f"{more[0]:+.0f} to {more[-1]:+.0f} %"
+            said = dict.fromkeys(f"{percent:+.0f}" for percent in (more[0], more[-1]))
+            made[f"more {name}"] = "" if method == "original" else f"{' to '.join(said)} %"
         found.append(made)
     return found
 

@@ -155,8 +155,7 @@ plain(
     "real_decoder",
     {"method": "", "layers": ("budget", ""), "parameters": ",.0f", "draws": ""}
     | dict.fromkeys(("news", "web", "python", "reviews"), ".1f")
-    | {f"more, {name}": (f"more {name}", "") for name in ("news", "web", "python", "reviews")}
-    | {"seconds": ",.0f"},
+    | {f"more, {name}": (f"more {name}", "") for name in ("news", "web", "python", "reviews")},
 )
 plain(
     "rotary_widths",
