@@ -43,8 +43,9 @@ def test_its_budget_is_kept_and_the_result_loads_again(name, tmp_path):
 @pytest.mark.usefixtures("followed")
 def test_it_is_planned_by_operations_and_by_time():
     for measure in ("operations", "time"):
-        made = plan(FAMILIES["bert"].build(), batches_of(FAMILIES["bert"]), of=measure, **QUICK)
-        assert made.least < 1 and "even heads" in str(made)
+        model = FAMILIES["bert"].build()  # on a busy machine smaller sites may be no faster, once
+        made = [plan(model, batches_of(FAMILIES["bert"]), of=measure, **QUICK) for _ in range(3)]
+        assert min(each.least for each in made) < 1 and "even heads" in str(made[0])
 
 
 def test_without_the_page_there_is_no_such_part():

@@ -11,7 +11,7 @@ from changed_heads import loss
 from compressing import batches_of
 from model_runs import aligned, output, sites
 from model_sizes import EXACT, FP32_NOISE, HEAD_WIDTH, HEADS, LAYERS
-from transformers import StaticCache
+from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 from unchanged import refused
 
 from collab_heads import (
@@ -26,8 +26,11 @@ from collab_heads import (
     swap_to_gated,
 )
 from collab_heads.calibration import calibrate
+from collab_heads.compression.parts.shape import Choice
+from collab_heads.compression.parts.table import fit_site
 from collab_heads.errors import ModelStateError
 from collab_heads.fitting import frequency_pairs, kinds
+from collab_heads.fitting.fit import FitOptions
 from collab_heads.layers import rotary_query_key
 from collab_heads.layers.rotary_query_key import RotaryQueryKey, dims_of, turned
 from families import FAMILIES
@@ -402,3 +405,19 @@ def test_one_pass_over_the_calls_serves_the_curve_and_all_fits_of_a_site(monkeyp
     report = compress(model, made, 0.8)
     assert all(site.parameters_after < site.parameters_before for site in report.sites)
     assert len(counted) == len(report.sites) > 1
+
+
+@pytest.mark.parametrize("first", (None, 0.8))
+def test_fewer_heads_have_gram_matrices_of_their_own(first):
+    """Those of the curve, and of another budget, are of all heads."""
+    config = LlamaConfig(
+        vocab_size=60, hidden_size=32, intermediate_size=37, num_hidden_layers=2, num_attention_heads=4
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config)
+    made = plan(model, [{"input_ids": torch.randint(60, (40, 12))}], parts=("heads", "query_key"), refine_steps=0)
+    measured = made.measured
+    for path, shape in measured.shapes.items():
+        for choice in [Choice.of(query_key=4)] * (first is not None) + [Choice.of(heads=1, query_key=4)]:
+            fits = fit_site(measured.layers, path, shape, choice, measured.fitted.of(path), FitOptions(refine_steps=0))
+        assert fits[-1].query_key.state.dim == 4

@@ -261,7 +261,7 @@ def check_input(args: Namespace) -> None:
 def file_and_weight(name: str) -> tuple[str, float | None]:
     """Return the file and its weight in a mixture that an argument names as FILE:WEIGHT; None for a file alone."""
     file, _, number = name.rpartition(":")
-    if not file or os.path.exists(name):
+    if not file or os.path.exists(name) or not os.path.exists(file):  # what is missing is named as it was given
         return name, None
     try:
         weight = float(number)

@@ -168,7 +168,7 @@ def generated(args: Namespace, loaded: Loaded) -> list[dict]:
         return []
     model, tokenizer, _ = loaded
     read = tokenizer("a", return_special_tokens_mask=True)
-    start = read["input_ids"][: read["special_tokens_mask"].index(0)]
+    start = read["input_ids"][: (read["special_tokens_mask"] + [0]).index(0)]
     most = longest(args, model, tokenizer)
     batches = generate_batches(model, args.generated, most, start=start, seed=args.seed)
     return [{"input_ids": rows} for batch in batches for rows in batch["input_ids"].split(args.batch_size)]

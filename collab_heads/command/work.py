@@ -76,7 +76,7 @@ def run_compress(args: Namespace) -> CompressReport | CompressionPlan:
     batches = batches_of(args, model, tokenizer, texts)
     elsewhere = None if others is None else batches_of(args, model, tokenizer, drawn(others, MEASURED, args.seed))
     own = generated(args, loaded)
-    if is_lone_decoder(model.config) and not own:
+    if is_lone_decoder(model.config) and model.can_generate() and not own:
         print("fitted to --data alone: with --generated 64 a language model keeps more of what it can do elsewhere")
     batches = [*batches, *own]
     given = {name: getattr(args, name) for name in options_of("compression.plan", "plan")}

@@ -309,10 +309,10 @@ def every_nth(batches: Sequence[Mapping], n: int) -> tuple[list[Mapping], list[M
 def fewer(batches: Sequence[Mapping], most: int) -> Sequence[Mapping]:
     """Return an even sample of the examples of batches, of about so many positions, and at least eight of them.
 
-    The batches themselves are returned if they are so few, or hold no ids.
+    The batches themselves are returned if they are so few, or hold no ids. A batch that cannot be divided is one.
     """
     ids = [each for batch in batches if isinstance(each := batch.get("input_ids"), Tensor)]
-    n = min(round(sum(each.numel() for each in ids) / most), sum(map(len, ids)) // FEWEST)
+    n = min(round(sum(each.numel() for each in ids) / most), sum(num_rows(batch) or 1 for batch in batches) // FEWEST)
     return batches if n <= 1 else every_nth(batches, n)[1]
 
 

@@ -94,24 +94,25 @@ class HeadRegression:
         return cls(float64(weight), scatter, mean, num_heads)
 
     @functools.cached_property
-    def ridge(self) -> float:
-        """The ridge on the diagonal of the second moments, with which they are positive definite.
+    def ridge(self) -> Tensor:
+        """The ridge on the diagonal of the second moments, with which they are positive definite: [n].
 
-        Where heads put out constants, what is left around the mean is rounding, which may be negative.
+        Where heads put out constants, what is left around the mean is rounding, which may be negative. Products of
+        float32 round by the size of a column, which may be far above the mean.
         """
-        numbers = torch.finfo(torch.float64)
-        square = self.scatter.diagonal().mean().clamp(min=numbers.tiny**0.5)
-        return max(RIDGE * float(square), ROUNDING * numbers.eps * float(self.mean @ self.mean))
+        numbers, squares = torch.finfo(torch.float64), self.scatter.diagonal()
+        least = max(RIDGE * float(squares.mean().clamp(min=numbers.tiny**0.5)), 0.0)
+        return max(least, ROUNDING * numbers.eps * float(self.mean @ self.mean)) + RIDGE * squares.clamp(min=0)
 
     def ridged(self, columns: Tensor) -> Tensor:
         """Return the second moments of some columns of z with the ridge: [k, k]."""
         ridged = block_of(self.scatter, columns)
-        ridged.diagonal().add_(self.ridge)
+        ridged.diagonal().add_(self.ridge[columns])
         return ridged
 
     def right(self, columns: Tensor) -> Tensor:
         """Return the right side of the normal equations for some columns of z, ridge included: [D, k]."""
-        return self.products[:, columns] + self.weight[:, columns] * self.ridge
+        return self.products[:, columns] + self.weight[:, columns] * self.ridge[columns]
 
     @functools.cached_property
     def products(self) -> Tensor:

@@ -96,6 +96,8 @@ def next_removals(inverse: Tensor, weight: Tensor, count: int) -> tuple[list[int
         increases.append(float(expected[place]))
         if place not in likely:
             places = expected.topk(min(max(count - step, LEAST), len(weight)), largest=False).indices
+            if place not in places:  # of many that are equal
+                places[-1] = place
             new = [other for other in places.tolist() if other not in grams]
             grams.update(zip(new, weight[new] @ weight.mT, strict=True))
             of_inverse, of_grams = inverse[places], torch.stack([grams[other] for other in places.tolist()])
@@ -107,7 +109,7 @@ def next_removals(inverse: Tensor, weight: Tensor, count: int) -> tuple[list[int
         since = pending[first:step]
         vv, vu, uv, _ = (since[:, :, place].mT @ since.flatten(1)).view(4, len(weight))
         row, gram = row - vv, gram - vu - uv
-        root = float(row[place]) ** 0.5
+        root = max(float(row[place]), torch.finfo(row.dtype).tiny) ** 0.5
         vector = torch.mul(row, 1 / root, out=vectors[step])
         product = torch.sub(gram.mul_(1 / root), vector, alpha=float(gram[place]) / 2 / root, out=products[step])
         diagonal.addcmul_(vector, vector, value=-1)

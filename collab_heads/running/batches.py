@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
-from torch import Tensor, device
+from torch import Tensor, device, nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -85,6 +85,18 @@ def reads_texts(model: PreTrainedModel) -> bool:
 def reads_texts_alone(model: PreTrainedModel) -> bool:
     """Return True if a model reads texts and nothing else."""
     return reads_texts(model) and len(modalities(model)) <= 1
+
+
+def longest_text(model: PreTrainedModel) -> int | None:
+    """Return the number of tokens that a model takes, by its config; None without a limit."""
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions is None:
+        return None
+    words = model.get_input_embeddings()
+    tables = [m for m in model.modules() if isinstance(m, nn.Embedding) and m is not words]
+    # positions that start after a padding index (RoBERTa) leave fewer than the table has
+    unused = [t.padding_idx + 1 for t in tables if t.num_embeddings == positions and t.padding_idx is not None]
+    return positions - max(unused, default=0)
 
 
 def check_modalities(model: PreTrainedModel, batch: Mapping) -> None:

@@ -18,7 +18,7 @@ from collab_heads.contract.registry import get_adapter, is_lone_decoder
 from collab_heads.errors import ArgumentError, NonFiniteError, UnsupportedModelError
 from collab_heads.layers.attention import CACHE
 from collab_heads.model.opened import input_device
-from collab_heads.running.batches import evaluating
+from collab_heads.running.batches import evaluating, longest_text
 
 ROWS = 64  # texts that are written at once
 
@@ -63,7 +63,7 @@ def generate_batches(
         )
     vocabulary = len(cast(Tensor, model.get_input_embeddings().weight))
     check_count("count", count, 1, MAX_SIZE)
-    check_count("length", length, len(start) + 2, getattr(model.config, "max_position_embeddings", None) or MAX_SIZE)
+    check_count("length", length, len(start) + 2, longest_text(model) or MAX_SIZE)
     check_seed(seed)
     for token in start:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocabulary:
@@ -82,9 +82,10 @@ def generate_batches(
 def continued(model: PreTrainedModel, texts: Tensor, steps: int, generator: torch.Generator, bar: Loop) -> Tensor:
     """Return texts [B, T] with as many more tokens as there are steps, each drawn by its probability."""
     unread, cache, device = texts, None, input_device(model)
+    vocabulary = len(cast(Tensor, model.get_input_embeddings().weight))  # logits may be wider
     for _ in range(steps):
         outputs = model(input_ids=unread.to(device), **{CACHE: cache}, use_cache=True, return_dict=True)
-        chances, cache = outputs.logits[:, -1].float().softmax(-1).cpu(), outputs[CACHE]
+        chances, cache = outputs.logits[:, -1, :vocabulary].float().softmax(-1).cpu(), outputs[CACHE]
         if not chances.isfinite().all():
             raise NonFiniteError(f"{type(model).__name__} puts out NaN or inf after {texts.shape[1]} tokens of its own")
         unread = torch.multinomial(chances, 1, generator=generator)

@@ -108,3 +108,5 @@ def test_a_mixture_holds_texts_in_proportion_to_their_weights(tmp_path, capsys):
 def test_a_file_may_have_a_colon_in_its_name(tmp_path):
     assert read(written(tmp_path / "news:2", "a dog\n")) == {"source": ["a dog"]}
     assert len(read(f"{tmp_path / 'news:2'}:5")["source"]) == 1
+    with pytest.raises(DataError, match="notes:2024: No such file"):
+        read(tmp_path / "notes:2024")

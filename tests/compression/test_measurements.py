@@ -186,3 +186,10 @@ def test_a_curve_is_not_that_of_one_token_of_outlying_norm(factor):
     made = plan(model, batches, parts="neurons", refine_steps=0)
     curve = made.measured.errors["layers.0.mlp"].errors["neurons"]
     assert 0.05 < curve[16] < 0.3 and curve[0] == 1
+
+
+def test_batches_that_cannot_be_divided_count_as_one_each():
+    whole = [{"input_ids": torch.zeros(20, 128), "position_ids": torch.zeros(1, 128), "i": i} for i in range(4)]
+    assert fewer(whole, 1000) is whole
+    many = whole * 4
+    assert len(fewer(many, 1000)) == len(many) // 2

@@ -297,3 +297,16 @@ def test_wrong_versions_are_caught(monkeypatch):
     monkeypatch.setattr(head_regression, "DOUBT", 1e12)
     with pytest.raises(AssertionError, match="assert"):
         test_a_repaired_site_is_closer("bert", None)
+
+
+@pytest.mark.parametrize("scale", (1, 10, 100))
+def test_a_dominant_head_of_low_rank_does_not_round_below_zero(scale):
+    """Products of float32 round by the size of this head, whose covariance has directions of nothing."""
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(2000, 8, 16, generator=generator)
+    outputs[:, 0] = scale * outputs[:, 0, :8] @ torch.randn(8, 16, generator=generator)
+    weight = torch.randn(24, 128, generator=generator)
+    moments = InputMoments.of(outputs.flatten(1)[None], torch.ones(1, 2000, dtype=torch.bool))
+    fit = HeadRegression.of(weight, moments, 8)
+    assert fit.refit(range(8)).share_lost < 1e-5
+    assert fit.removal_costs().isfinite().all()

@@ -13,6 +13,8 @@ from transformers import (
     LlamaForCausalLM,
     LlamaModel,
     MarianMTModel,
+    RobertaConfig,
+    RobertaForCausalLM,
 )
 
 from collab_heads import compress, generate_batches
@@ -114,3 +116,19 @@ def test_a_model_that_puts_out_nan_is_named(llama):
         llama.lm_head.weight[3] = torch.inf
     with pytest.raises(NonFiniteError, match="LlamaForCausalLM puts out NaN or inf"):
         generate_batches(llama, 2, 9)
+
+
+def test_no_text_is_longer_than_the_model_reads():
+    """RoBERTa's positions begin after its padding token."""
+    config = RobertaConfig(vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, is_decoder=True)
+    config.max_position_embeddings, config.intermediate_size = 16, 16
+    model = RobertaForCausalLM(config)
+    assert generate_batches(model, 2, 14)[0]["input_ids"].shape == (2, 14)
+    with pytest.raises(ArgumentError, match="length 15 is too large: 14 at most"):
+        generate_batches(model, 2, 15)
+
+
+def test_tokens_without_an_embedding_are_not_drawn(llama):
+    llama.lm_head = torch.nn.Linear(llama.config.hidden_size, 3 * llama.config.vocab_size)
+    (batch,) = generate_batches(llama, 20, 12)
+    assert batch["input_ids"].max() < llama.config.vocab_size

@@ -15,6 +15,7 @@ from transformers.utils import logging
 from collab_heads.base.checks import is_count
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.files.conllu import Sentence, Span, read_conllu
+from collab_heads.running.batches import longest_text
 from collab_heads.saving.vocabularies import check_words
 
 NOTHING = -1  # the unit of a token that is part of no word
@@ -236,12 +237,7 @@ class Treebank:
 def longest_input(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Return the number of tokens that a model takes, special ones included, or None without a limit."""
     limits = [tokenizer.model_max_length] if tokenizer.model_max_length < 1e9 else []  # a huge number means: unknown
-    if (positions := getattr(model.config, "max_position_embeddings", None)) is not None:
-        words = model.get_input_embeddings()
-        tables = [m for m in model.modules() if isinstance(m, nn.Embedding) and m is not words]
-        # positions that start after a padding index (RoBERTa) leave fewer than the table has
-        unused = [t.padding_idx + 1 for t in tables if t.num_embeddings == positions and t.padding_idx is not None]
-        limits.append(positions - max(unused, default=0))
+    limits += [] if (positions := longest_text(model)) is None else [positions]
     return min(limits, default=None)
 
 

@@ -78,7 +78,7 @@ class Heads(Part):
         seen.outputs[path] = seen.outputs[path].part(regression.columns(kept_keys))
         if path in seen.query_key:
             calls = [call.of_heads(tuple(kept), site.num_heads) for call in seen.query_key[path].calls]
-            seen.query_key[path] = replace(seen.query_key[path], calls=calls)
+            seen.query_key[path] = replace(seen.query_key[path], calls=calls, kept={})
         output = regression.output(kept_keys).rounded(site.output)
         fitting.fits.append(KeptHeads([site.head_numbers[head] for head in kept], output))
         if kept:
