@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-PANEL = 384
+PANEL = 384  # columns of a triangular matrix that are inverted together
 
 
 def float64(tensor: Tensor) -> Tensor:

@@ -119,8 +119,8 @@ COMMANDS = {
             ),
             flag(
                 "--generated N",
-                "of a language model: texts of --max_length tokens that it writes itself, to fit to beside --data; it "
-                "loses far less on other texts than those of --data with as many as there are of them",
+                "of a language model: let it write N texts of --max_length tokens, and fit to them beside --data; it "
+                "then loses less on other kinds of text; as many tokens as --data has are good",
                 count,
                 0,
             ),

@@ -101,7 +101,7 @@ class HeadRegression:
         float32 round by the size of a column, which may be far above the mean.
         """
         numbers, squares = torch.finfo(torch.float64), self.scatter.diagonal()
-        least = max(RIDGE * float(squares.mean().clamp(min=numbers.tiny**0.5)), 0.0)
+        least = RIDGE * float(squares.mean().clamp(min=numbers.tiny**0.5))
         return max(least, ROUNDING * numbers.eps * float(self.mean @ self.mean)) + RIDGE * squares.clamp(min=0)
 
     def ridged(self, columns: Tensor) -> Tensor:

@@ -134,7 +134,7 @@ class BlockStarts:
     def within(self, paths: Collection[str]) -> Iterator[None]:
         """Let one run on the batches begin at the first block of some sites, and end after the last.
 
-        What the last block puts out is kept: the start is behind it afterwards.
+        The run keeps what the last block puts out, and later runs can begin there.
         """
         numbers = [self.blocks.index(self.block_of[path]) for path in paths if self.block_of[path] in self.blocks]
         if len(numbers) < len(paths):  # a site is outside of the blocks
