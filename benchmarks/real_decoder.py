@@ -22,6 +22,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -30,11 +31,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
-from collab_heads import generate_batches, plan
+from collab_heads import distill, generate_batches, plan
 from collab_heads.files.conllu import read_conllu
-from common import RowStore, compressed_copy, lines_of, shared
+from common import WORK, RowStore, compressed_copy, lines_of, shared
 
 PIECES, LENGTH, TESTED, AT_ONCE = 64, 128, 48, 16
+STEPS, OWN, PER_STEP = 200, 512, 8  # of a distillation: steps, its own texts, pieces per step
 COLUMNS = {"method": "", "budget": "", "parameters": ",.0f", "draws": ""}
 DOMAINS = ("news", "web", "python", "reviews")
 COLUMNS |= dict.fromkeys(DOMAINS, ".1f") | {f"more {name}": "" for name in DOMAINS}
@@ -101,9 +103,12 @@ class Draw:
             self.kept[name] = work(), time.process_time() - started
         return self.kept[name]
 
-    @property
-    def news(self) -> Batches:
-        return self.decoder.pieces(texts_of("news", "train"), PIECES, self.number)
+    def news(self, count: int = PIECES) -> Batches:
+        return self.decoder.pieces(texts_of("news", "train"), count, self.number)
+
+    def folder(self, method: str, budget: float) -> Path:
+        """Return where a model is kept for the rows that begin with it."""
+        return WORK / "real_decoder" / f"{method}-{budget}-{self.number}"
 
 
 class Made(NamedTuple):
@@ -114,19 +119,39 @@ class Made(NamedTuple):
     errors: Mapping[str, float] = MappingProxyType({})
 
 
-def compressed(draw: Draw, budget: float, *, own: bool) -> Made:
-    """Take the steps of `compress`."""
+def compressed(draw: Draw, budget: float, *, news: int, own: int) -> Made:
+    """Take the steps of `compress`, on pieces of news and on texts that the model writes itself."""
 
     def planned():
         model = draw.decoder.load()
-        batches = draw.news + (generate_batches(model, PIECES, LENGTH, seed=draw.number) if own else [])
-        return plan(model, batches, seed=draw.number)
+        batches = draw.news(news) + (generate_batches(model, own, LENGTH, seed=draw.number) if own else [])
+        found = plan(model, batches, seed=draw.number)
+        found.save(draw.folder(f"{news}-{own}", 1.0).with_suffix(".json"))
+        return found
 
-    made, before = draw.once(f"plan {own}", planned)
+    made, before = draw.once(f"plan {news} {own}", planned)
     started = time.process_time()
     model, error = compressed_copy(made, budget)
     errors = {"predicted": made.predicted(made.choose(budget)), "measured": error}
-    return Made(model, before + time.process_time() - started, errors)
+    made = Made(model, before + time.process_time() - started, errors)
+    model.save_pretrained(draw.folder(f"{news}-{own}", budget))
+    return made
+
+
+def distilled(draw: Draw, budget: float) -> Made:
+    """Distill what "compress, and its own" made, on news and on more texts of its own."""
+    folder = draw.folder(f"{PIECES}-{PIECES}", budget)
+    if not folder.exists():
+        compressed(draw, budget, news=PIECES, own=PIECES)
+    model, original = AutoModelForCausalLM.from_pretrained(folder), draw.decoder.load()
+    started = time.process_time()
+    own, _ = draw.once("more", lambda: generate_batches(original, OWN, LENGTH, seed=1000 + draw.number))
+    batches = draw.news(STEPS * PER_STEP - OWN) + own
+    rows = torch.cat([batch["input_ids"] for batch in batches])
+    rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(draw.number))]
+    report = distill(model, original, [{"input_ids": part} for part in rows.split(PER_STEP)], STEPS, seed=draw.number)
+    print(report, flush=True)
+    return Made(model, time.process_time() - started)
 
 
 @torch.no_grad()
@@ -137,7 +162,7 @@ def without_blocks(draw: Draw, budget: float, *, adjacent: bool) -> Made:
     blocks = model.model.layers
     count = round((1 - budget) * len(blocks))
     similar = torch.zeros(len(blocks), dtype=torch.float64)
-    for batch in draw.news:
+    for batch in draw.news():
         states = torch.stack(model(**batch, output_hidden_states=True, use_cache=False).hidden_states)
         # the last of them is normalized, which a block that is dropped would not be: the last block stays
         after = states[count:-1] if adjacent else states[1:-1]
@@ -153,8 +178,10 @@ def without_blocks(draw: Draw, budget: float, *, adjacent: bool) -> Made:
 
 
 METHODS: dict[str, Callable[[Draw, float], Made]] = {
-    "compress": lambda draw, budget: compressed(draw, budget, own=False),
-    "compress, and its own": lambda draw, budget: compressed(draw, budget, own=True),
+    "compress": lambda draw, budget: compressed(draw, budget, news=PIECES, own=0),
+    "compress, twice as much news": lambda draw, budget: compressed(draw, budget, news=2 * PIECES, own=0),
+    "compress, and its own": lambda draw, budget: compressed(draw, budget, news=PIECES, own=PIECES),
+    "compress, and its own, distilled": distilled,
     "blocks dropped, angular": lambda draw, budget: without_blocks(draw, budget, adjacent=True),
     "blocks dropped, ShortGPT": lambda draw, budget: without_blocks(draw, budget, adjacent=False),
 }

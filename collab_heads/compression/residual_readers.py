@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from collab_heads.model.open_layers import OpenLayerSite
-from collab_heads.running.batches import EnoughSeen, run_batches, sides
+from collab_heads.running.batches import EnoughSeen, num_rows, run_batches, select, sides
 
 PASSIVE = (nn.Dropout, nn.Identity)  # in evaluation mode they put out what they read
 SCALES = "LayerScale"  # in the names of classes that multiply what they read by a number per dimension (DINOv2)
@@ -50,8 +50,10 @@ def find_readers(model: PreTrainedModel, sites: Sequence[OpenLayerSite], example
     Args:
         model: the model.
         sites: sites of the model.
-        example: inputs as the model takes them.
+        example: inputs as the model takes them; the first row is enough.
     """
+    if num_rows(example):
+        example = select(example, slice(1))
     names = {module: name for name, module in model.named_modules()}
     last = {names[site.output]: site for site in sites}
     found = []
