@@ -126,6 +126,13 @@ COMMANDS = {
             ),
             flag("--plan", "only show what every budget would cost; the model stays as it is"),
             flag(
+                "--measurements FILE",
+                "keep what is measured of every layer in this file, as soon as it is known: a run that was killed goes "
+                "on from there, and one with another budget begins with it",
+                path,
+                of=COMPRESS,
+            ),
+            flag(
                 "--budget SHARE",
                 "what is to be left of the layers, such as 0.5 (default, unless there is a --max_error)",
                 of=COMPRESS,

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple, cast
 
 import torch
@@ -52,6 +53,7 @@ def compress(
     multiple_of: int = 1,
     refine_steps: int = REFINE_STEPS,
     seed: int = 0,
+    measurements: str | Path | None = None,
     plan: CompressionPlan | None = None,
     validation: Iterable[Mapping] | None = None,
 ) -> CompressReport:
@@ -103,6 +105,9 @@ def compress(
             do not change stay as they are.
         refine_steps: Adam steps that fit each narrower query/key projection to the original output of its site.
         seed: seed of the order of the inputs in the refinement.
+        measurements: a file that keeps what is measured of each site, as JSON, as soon as it is known. A plan that was
+            killed goes on from there, and a later call with the same model, batches and options takes all of it, also
+            for another budget, `of` or `shape`.
         plan: a plan that was loaded (`CompressionPlan.load`), with its own options: its choices are fitted to
             the batches, and no site is measured again.
         validation: examples of another kind than the batches, 64 to 256 are enough. The error on them is reported, too;
@@ -129,7 +134,7 @@ def compress(
         raise ArgumentError("there are two plans: pass batches and the plan= that is to be fitted to them")
     given = batches if isinstance(batches, CompressionPlan) else plan
     if given is not None:
-        if own := options.changed():
+        if own := [*options.changed(), *(["measurements"] if measurements is not None else [])]:
             raise ArgumentError(f"{', '.join(own)}: a plan has its own; give what is to count to plan()")
         options = given.options
     is_timed = options.of not in COUNTED
@@ -140,7 +145,7 @@ def compress(
     )
     with opened(model, changes=True, of="layers") as layers, one_bar("compress", phases):
         other = None if validation is None else Probe(model, prepared(model, each_batch(validation)), [])
-        made, measured = plan_for(layers, batches, options, plan)
+        made, measured = plan_for(layers, batches, options, plan, measurements)
         chosen = (
             FittedChoice.of(measured, made.choose(share), other)
             if max_error is None
@@ -159,7 +164,11 @@ def compress(
 
 
 def plan_for(
-    layers: OpenLayers, batches: Iterable[Mapping] | CompressionPlan, options: PlanOptions, plan: CompressionPlan | None
+    layers: OpenLayers,
+    batches: Iterable[Mapping] | CompressionPlan,
+    options: PlanOptions,
+    plan: CompressionPlan | None,
+    file: str | Path | None,
 ) -> tuple[CompressionPlan, Measurements]:
     """Return the plan that was given, or a new one, with the measurements that its choices are fitted with."""
     if isinstance(batches, CompressionPlan):
@@ -168,7 +177,7 @@ def plan_for(
         batches.measured.check_model(layers)
         return batches, batches.measured
     if plan is None:
-        made = planned(layers, batches, options)
+        made = planned(layers, batches, options, file)
         return made, cast(Measurements, made.measured)
     measured = measure(layers, batches, options, errors=False)
     plan.check_sites(measured)

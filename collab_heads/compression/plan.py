@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
@@ -51,6 +52,7 @@ def plan(
     multiple_of: int = 1,
     refine_steps: int = REFINE_STEPS,
     seed: int = 0,
+    measurements: str | Path | None = None,
 ) -> CompressionPlan:
     """Predict the error of the model's output at every budget; the model is not changed.
 
@@ -96,6 +98,9 @@ def plan(
             do not change stay as they are.
         refine_steps: Adam steps that finally fit each narrower query/key projection to the original output of its site.
         seed: seed of the order of the inputs in the refinement.
+        measurements: a file that keeps what is measured of each site, as JSON, as soon as it is known. A plan that was
+            killed goes on from there, and a later call with the same model, batches and options takes all of it, also
+            for another budget, `of` or `shape`.
 
     Raises:
         UnsupportedModelError: if there is no adapter for the model, it is wrapped, its output cannot be compared, or
@@ -105,24 +110,33 @@ def plan(
         CalibrationError: if the batches are empty or too few, or the model cannot take them.
         NonFiniteError: if weights, inputs or outputs contain NaN or inf.
         ModelStateError: if a site has gates or alphas, or cannot be changed safely.
+        OutputError: if the file of measurements is of another run, in use, or cannot be written.
+        DataError: if it is damaged.
     """
     options = PlanOptions(of, sites, parts, kind, shape, multiple_of, refine_steps, seed)
     with opened(model, changes=True, of="layers") as layers:
-        return planned(layers, batches, options)
+        return planned(layers, batches, options, measurements)
 
 
-def planned(layers: OpenLayers, batches: Iterable[Mapping], options: PlanOptions) -> CompressionPlan:
+def planned(
+    layers: OpenLayers, batches: Iterable[Mapping], options: PlanOptions, file: str | Path | None = None
+) -> CompressionPlan:
     """Make the plan of an opened model, as `plan` does."""
     started = time.perf_counter()
     with one_bar("plan", PHASES if options.of not in COUNTED else PHASES[:-1]):
-        measured = measure(layers, batches, options)
+        measured = measure(layers, batches, options, file=file)
         made = plan_of(measured, COUNTED.get(options.of) or Latencies(measured))
     made.seconds = time.perf_counter() - started
     return made
 
 
 def measure(
-    layers: OpenLayers, batches: Iterable[Mapping], options: PlanOptions, *, errors: bool = True
+    layers: OpenLayers,
+    batches: Iterable[Mapping],
+    options: PlanOptions,
+    *,
+    errors: bool = True,
+    file: str | Path | None = None,
 ) -> Measurements:
     """Check that the parts of a model can become smaller, prepare the batches, and measure it (see `measure_model`)."""
     model = layers.model
@@ -130,7 +144,7 @@ def measure(
     for part in PARTS.values():
         if not part.may_stay or set(options.counted_parts) == {part.name}:
             get_adapter(model, layers.adapter, part.capability(options.kind))
-    return measure_model(layers, prepared(model, NoticingFew(batches)), options, errors=errors)
+    return measure_model(layers, prepared(model, NoticingFew(batches)), options, errors=errors, file=file)
 
 
 def prepared(model: PreTrainedModel, batches: Iterable[Mapping]) -> list[Mapping]:

@@ -1,15 +1,13 @@
 """The report of a distillation, and the checkpoints of a run."""
 
 import dataclasses
-import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
@@ -187,17 +185,3 @@ def resumed(
 
         yield agreed(processes, begin)
         agreed(processes, checkpoint.retire)
-
-
-def digest_of(named: Iterable[tuple[str, Any]]) -> str:
-    """Return the first 16 hexadecimal digits of a SHA-256 of named tensors and other values."""
-    sha256 = hashlib.sha256()
-    for name, value in named:
-        sha256.update(name.encode())
-        if isinstance(value, Tensor):
-            sha256.update(f"{value.dtype}{tuple(value.shape)}".encode())
-            flat = value.detach().cpu().contiguous().flatten()
-            sha256.update(flat.view(torch.uint8).numpy().tobytes())
-        else:
-            sha256.update(repr(value).encode())
-    return sha256.hexdigest()[:16]

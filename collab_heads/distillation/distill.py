@@ -14,7 +14,7 @@ from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.processes import agreed, copy_from_first
 from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.contract.registry import get_adapter
-from collab_heads.distillation.checkpoint import Checkpoint, DistillReport, Progress, digest_of, resumed
+from collab_heads.distillation.checkpoint import Checkpoint, DistillReport, Progress, resumed
 from collab_heads.distillation.examples import (
     check_apart,
     check_pair,
@@ -28,6 +28,7 @@ from collab_heads.distillation.examples import (
 from collab_heads.distillation.gap import Gap
 from collab_heads.distillation.optimizer import MasterWeights, put_back, trained_alone, trained_parameters
 from collab_heads.distillation.processes import DistillOptions, Precision, Processes
+from collab_heads.files.checkpoint import digest_of, digest_of_batches
 from collab_heads.model.open_layers import OpenLayers
 from collab_heads.model.refusals import check_finite_sites
 from collab_heads.running.batches import Batch, Part, evaluating
@@ -184,11 +185,9 @@ def distill(
 
 def digests(model: PreTrainedModel, original: PreTrainedModel, batches: list[Batch]) -> dict[str, str]:
     """Return digests of both models and of the batches, by which a checkpoint recognises its run."""
-    inputs = ((f"{index}/{name}", value) for index, batch in enumerate(batches) for name, value in batch.items())
-    return {
-        "model": digest_of(model.state_dict().items()),
-        "original": digest_of(original.state_dict().items()),
-        "batches": digest_of(inputs),
+    weights = {"model": model, "original": original}
+    return {name: digest_of(each.state_dict().items()) for name, each in weights.items()} | {
+        "batches": digest_of_batches(batches)
     }
 
 

@@ -4,11 +4,15 @@ A checkpoint is a folder with a manifest (`files/folders.py`). Its `progress.jso
 the run under `run`, and the position in it. What else is in the folder is up to the run.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from collab_heads.errors import OutputError
 from collab_heads.files.atomic import write_json, writing
@@ -101,3 +105,22 @@ def check_same_run(folder: Path, recorded: Mapping[str, Any], run: Mapping[str, 
     if differing:
         pairs = ", ".join(f"{name} was {recorded.get(name)!r} and is {now.get(name)!r}" for name in differing)
         raise OutputError(f"{folder} is of another run: {pairs}: give what that run was given")
+
+
+def digest_of(named: Iterable[tuple[str, Any]]) -> str:
+    """Return the first 16 hexadecimal digits of a SHA-256 of named tensors and other values."""
+    sha256 = hashlib.sha256()
+    for name, value in named:
+        sha256.update(name.encode())
+        if isinstance(value, Tensor):
+            sha256.update(f"{value.dtype}{tuple(value.shape)}".encode())
+            flat = value.detach().cpu().contiguous().flatten()
+            sha256.update(flat.view(torch.uint8).numpy().tobytes())
+        else:
+            sha256.update(repr(value).encode())
+    return sha256.hexdigest()[:16]
+
+
+def digest_of_batches(batches: Iterable[Mapping]) -> str:
+    """Return the digest of the inputs of some batches."""
+    return digest_of((f"{index}/{name}", each) for index, batch in enumerate(batches) for name, each in batch.items())

@@ -22,6 +22,7 @@ from transformers import (
 import tiny
 from collab_heads import generate_batches, plan
 from collab_heads.command import inputs, main, work
+from collab_heads.compression import measurements
 from collab_heads.errors import ArgumentError, DataError, OutputError, UnsupportedModelError
 from collab_heads.files.folders import damage, digest
 from collab_heads.fitting.widths import HEAD_MULTIPLE
@@ -320,6 +321,14 @@ def test_a_mixture_calibrates(decoder, texts, table, tmp_path, capsys):
     assert "with --generated 64" in said
     assert f"{texts}:2: 40 of 40 texts" in said and f"{table}:1: 20 of 40 texts" in said
     assert made.measured is not None
+
+
+def test_a_second_budget_begins_with_the_measurements_of_the_first(bert, texts, tmp_path, monkeypatch):
+    flags = ("--data", texts, "--measurements", tmp_path / "measured.json", *QUICK)
+    made = run(bert, *flags, "--plan")
+    monkeypatch.setattr(measurements, "site_errors", None)
+    report = run(bert, *flags, "--budget", 0.6, "--output_dir", tmp_path / "small")
+    assert report.predicted_error == made.predicted(made.choose(0.6))
 
 
 def test_an_encoder_writes_no_texts(bert, texts):

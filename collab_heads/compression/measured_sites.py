@@ -1,0 +1,138 @@
+"""Keep what is measured of every site in a file: a plan that was killed goes on from there."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from collab_heads.base.checks import is_number
+from collab_heads.base.option_values import SitePart
+from collab_heads.compression.options import PlanOptions
+from collab_heads.compression.parts.shape import Shape
+from collab_heads.compression.parts.table import PARTS, parts_of
+from collab_heads.errors import OutputError
+from collab_heads.files.checkpoint import check_same_run, digest_of, digest_of_batches
+from collab_heads.files.folders import alone_in
+from collab_heads.files.reading import read_document, write_document
+from collab_heads.model.open_layers import OpenLayers
+from collab_heads.sites.state import expect
+
+VERSION = 1  # of the file
+
+
+@dataclass(frozen=True)
+class MeasuredPart:
+    """What was measured of one part of a site.
+
+    Attributes:
+        errors: size, as in `Choice` -> squared error of the site, by rising size, in fits without refinement.
+        sensitivity: squared error of the output by that of the site, in such fits.
+        left: the share of the output's error that refinement leaves; None where this was not measured.
+    """
+
+    errors: Mapping[int, float]
+    sensitivity: float = 0.0
+    left: float | None = None
+
+    def to_dict(self) -> dict:
+        return {"errors": list(self.errors.items()), "sensitivity": self.sensitivity, "left": self.left}
+
+    @classmethod
+    def from_dict(cls, stored: Mapping) -> "MeasuredPart":
+        """Return what `to_dict` described; ValueError and other errors on numbers that no measurement has."""
+        made = cls({size: error for size, error in stored["errors"]}, stored["sensitivity"], stored["left"])
+        numbers = [*made.errors.values(), made.sensitivity, *([] if made.left is None else [made.left])]
+        expect(all(is_number(each) and each >= 0 for each in numbers), "numbers", numbers, "finite ones, 0 or more")
+        return made
+
+
+MeasuredSite = Mapping[SitePart, MeasuredPart]
+
+
+@dataclass
+class MeasuredSites:
+    """The sites that were measured so far.
+
+    Attributes:
+        path: the file; None to keep nothing.
+        run: the description of the run that measures them.
+        sites: path of a site -> part -> what was measured.
+    """
+
+    path: Path | None = None
+    run: Mapping[str, Any] = field(default_factory=dict)
+    sites: dict[str, MeasuredSite] = field(default_factory=dict)
+
+    def add(self, path: str, measured: MeasuredSite) -> None:
+        """Add a site, and write the file."""
+        self.sites[path] = measured
+        if self.path is not None:
+            sites = {name: {part: each.to_dict() for part, each in of.items()} for name, of in self.sites.items()}
+            write_document(self.path, {"version": VERSION, "run": self.run, "sites": sites})
+
+    @classmethod
+    def read(cls, path: Path, run: Mapping[str, Any], shapes: Mapping[str, Shape]) -> "MeasuredSites":
+        """Read a file of this run, if it is there.
+
+        Args:
+            path: the file.
+            run: the description of the run.
+            shapes: path -> shape, of the sites to measure.
+
+        Raises:
+            DataError: if it holds something else.
+            OutputError: if it is of another run.
+        """
+
+        def build(stored: Any) -> MeasuredSites:
+            try:
+                check_same_run(path, stored["run"], run)
+            except OutputError as error:
+                raise OutputError(f"{error}; or give another file for measurements") from None
+            sites: dict[str, MeasuredSite] = {
+                name: {part: MeasuredPart.from_dict(each) for part, each in of.items()}
+                for name, of in stored["sites"].items()
+            }
+            for name, of in sites.items():
+                expect(name in shapes and set(of) == set(parts_of(shapes[name])), "the parts of", name, "its own")
+                for part, each in of.items():
+                    sizes = PARTS[part].sizes(shapes[name])
+                    expect(list(each.errors) == sizes, f"the sizes of {name}", list(each.errors), str(sizes))
+            return cls(path, run, sites)
+
+        return read_document(path, VERSION, "file of measurements", build) if path.exists() else cls(path, run)
+
+
+@contextmanager
+def kept_measurements(
+    path: str | Path | None,
+    layers: OpenLayers,
+    batches: Sequence[Mapping],
+    options: PlanOptions,
+    shapes: Mapping[str, Shape],
+) -> Iterator[MeasuredSites]:
+    """Read what was measured before the run was killed, and keep other runs from the file meanwhile.
+
+    Args:
+        path: the file; None to keep nothing.
+        layers: the layers of the model.
+        batches: the batches that it is measured on.
+        options: the options of the plan.
+        shapes: path -> shape, of the sites to measure.
+    """
+    if path is None:
+        yield MeasuredSites()
+        return
+    run = {
+        "model": digest_of(layers.model.state_dict().items()),
+        "batches": digest_of_batches(batches),
+        "sites": list(shapes),
+        "parts": options.counted_parts,
+        "kind": options.kind,
+        "multiple_of": options.multiple_of,
+        "refine_steps": options.refine_steps,
+        "seed": options.seed,
+    }
+    with alone_in(path):
+        yield MeasuredSites.read(Path(path), run, shapes)
