@@ -15,7 +15,7 @@ LINES = {
         "0\tIt rains.\tIt is wet.\tentailment",
         "1\tIt is dry.\tIt rains.\tnot_entailment",
     ],
-    "data/glue/CoLA/dev.tsv": ["a\t1\t\tHe reads it.", "a\t0\t*\tReads he.", "a\t1\t\tShe saw a long film."],
+    "data/glue/CoLA/dev.tsv": ["a\t1\t\tHe.", "a\t0\t*\tReads he it.", "a\t1\t\tShe saw a very long film today."],
 }
 
 
@@ -94,8 +94,8 @@ def test_answers_are_the_likelier_words(program, model):
         assert found[task] == 50 * sum(a == b for a, b in zip(answers, right[task], strict=True))
     texts = [line.split("\t")[-1] for line in LINES["data/glue/CoLA/dev.tsv"]]
     sums = [alone(model, [Letters.bos_token_id], Letters()(text, False)["input_ids"]) for text in texts]
-    assert found["CoLA"] == 100 * (sums[0] > sums[1])
-    assert program.scores(model, Letters(), 3)["CoLA"] == 50 * ((sums[0] > sums[1]) + (sums[2] > sums[1]))
+    assert sums[0] > sums[1] > sums[2]  # the middle one is not acceptable
+    assert found["CoLA"] == 100 and program.scores(model, Letters(), 3)["CoLA"] == 50
 
 
 def test_flips_are_answers_that_differ(program):
