@@ -58,8 +58,8 @@ def sentences(kind: str) -> list[str]:
 class Tasks(SentenceEncoder):
     """The tasks that score a model, and draws of sentences that are in none of them."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, folder: str | None = None):
+        super().__init__(folder)
         dev = {text.strip() for first, second, _ in self.task.dev for text in (first, second)}
         self.seen = dev | self.foreign
 

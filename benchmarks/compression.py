@@ -71,10 +71,15 @@ def parts_of(named: Sequence[str] | None) -> Sequence[str]:
 
 
 class SentenceEncoder:
-    """The task of compressing all-MiniLM-L6-v2: model, data and scores."""
+    """The task of compressing a sentence encoder: model, data and scores.
 
-    def __init__(self):
-        self.task = Task()
+    Args:
+        folder: of the model; None for all-MiniLM-L6-v2.
+    """
+
+    def __init__(self, folder: str | None = None):
+        self.folder = folder or minilm()
+        self.task = Task(self.folder)
         self.probe, self.labels = self.probe_sentences()
         self.retrieval = Retrieval(self.task)
         self.foreign |= self.retrieval.texts
@@ -92,7 +97,7 @@ class SentenceEncoder:
         return self.task.tokenized([text for text, _ in rows], 64), torch.tensor([int(label) for _, label in rows])
 
     def load(self):
-        return AutoModel.from_pretrained(minilm()).eval()
+        return AutoModel.from_pretrained(self.folder).eval()
 
     def batches(self, draw: int, count: int) -> list[dict]:
         """Return a draw of calibration batches."""
@@ -115,9 +120,17 @@ class SentenceEncoder:
 
     def score_elsewhere(self, model) -> float:
         """Return the accuracy x 100 of a classifier on the embeddings of SST-2."""
+        return self.accuracy(self.answers(model))
+
+    def answers(self, model) -> torch.Tensor:
+        """Return what a classifier, fitted to embeddings of SST-2, makes of the sentences that it did not see."""
         rows = embed(model, self.probe)
         classifier = LogisticRegression(max_iter=1000).fit(rows[:1500], self.labels[:1500])
-        return 100 * classifier.score(rows[1500:], self.labels[1500:])
+        return torch.as_tensor(classifier.predict(rows[1500:]))
+
+    def accuracy(self, answers: torch.Tensor) -> float:
+        """Return the share of right answers x 100."""
+        return 100 * float((answers == self.labels[1500:]).double().mean())
 
     def scores(self, model) -> dict[str, float]:
         """Return all scores."""

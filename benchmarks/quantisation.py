@@ -73,7 +73,7 @@ def calls(model: PreTrainedModel) -> dict[str, Callable[[], object]]:
 
 def measure(budget: float, sentences: int) -> list[dict]:
     """Return the rows of the original and of the compressed model, in every kind of weights."""
-    task, rows, timed = SentenceEncoder(argparse.Namespace()), {}, {}
+    task, rows, timed = SentenceEncoder(), {}, {}
     with tempfile.TemporaryDirectory() as place:
         folders = {1.0: Path(place) / "original", budget: Path(place) / "compressed"}
         model = task.load()

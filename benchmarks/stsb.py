@@ -59,10 +59,14 @@ def pairs(split: str) -> list[tuple[str, str, float]]:
 
 
 class Task:
-    """STS-B dev, tokenised once, with calibration sentences and the score."""
+    """STS-B dev, tokenised once, with calibration sentences and the score.
 
-    def __init__(self):
-        self.tokenizer = AutoTokenizer.from_pretrained(minilm())
+    Args:
+        folder: of the model whose tokenizer it is; None for all-MiniLM-L6-v2.
+    """
+
+    def __init__(self, folder: str | None = None):
+        self.tokenizer = AutoTokenizer.from_pretrained(folder or minilm())
         self.dev, self.train = pairs("dev"), pairs("train")
         texts = sorted({text for first, second, _ in self.dev for text in (first, second)}, key=len)
         self.index = {text: i for i, text in enumerate(texts)}
@@ -81,7 +85,10 @@ class Task:
 
     def score(self, model) -> float:
         """Return Spearman's correlation x 100."""
-        rows = embed(model, self.batches)
+        return self.correlation(embed(model, self.batches))
+
+    def correlation(self, rows: torch.Tensor) -> float:
+        """Return Spearman's correlation x 100 of the embeddings of `batches`."""
         first, second = ([self.index[pair[side]] for pair in self.dev] for side in (0, 1))
         return 100 * spearmanr((rows[first] * rows[second]).sum(-1), self.gold).statistic
 
