@@ -3,11 +3,12 @@
 The layers are pruned from the first to the last, each on what the pruned layers before it put out. For the inputs X of
 a last projection and its weight W, the units to keep are those from which X W' can be computed best. Units are
 removed few at a time, those that cost least, and the rest is fitted again after each step; then as many are exchanged
-as long as the error falls. Ridge and numbers of units are those of the authors' program: 1e-2 of the mean of the Gram
-matrix's diagonal, ten neurons or one unit of attention at a time. Both problems of a layer have their inputs from the
-layer before it is pruned. Every layer keeps the same share of neurons, and the same of heads.
+as long as the error falls, at most 30 times. Numbers are those of the authors' program: a ridge of 1e-2 of the mean of
+the Gram matrix's diagonal, and ten neurons at a time. Both problems of a layer have their inputs from the layer before
+it is pruned. Every layer keeps the same share of neurons, and the same of heads.
 
-It differs from the program in three places: heads that share a key head go together, and the share of these groups is
+It differs from the program in four places: groups of heads go one at a time (the program removes two heads and exchanges
+five); heads that share a key head go together, and the share of these groups is
 the nearest to the budget, while neurons take what is left (the program removes the same share of both); what is
 compared with is the layer's output on its present inputs (the program's default, not its option `fullseq`); the search
 by exchange, an option of the program, is on.
@@ -24,7 +25,7 @@ from slicegpt import first_inputs
 from torch import Tensor
 from transformers import PreTrainedModel
 
-RIDGE, AT_ONCE, EXCHANGES = 1e-2, 10, 20
+RIDGE, AT_ONCE, EXCHANGES = 1e-2, 10, 30
 LESS = 1e-9  # the share by which an exchange has to improve
 
 
