@@ -7,11 +7,12 @@ as long as the error falls, at most 30 times. Numbers are those of the authors' 
 the Gram matrix's diagonal, and ten neurons at a time. Both problems of a layer have their inputs from the layer before
 it is pruned. Every layer keeps the same share of neurons, and the same of heads.
 
-It differs from the program in four places: groups of heads go one at a time (the program removes two heads and exchanges
-five); heads that share a key head go together, and the share of these groups is
-the nearest to the budget, while neurons take what is left (the program removes the same share of both); what is
-compared with is the layer's output on its present inputs (the program's default, not its option `fullseq`); the search
-by exchange, an option of the program, is on.
+As by the program's default (without its option `fullseq`), the outputs to fit are those of the original weights on the
+present inputs.
+
+It differs from the program in three places: heads that share a key head go together, one group at a time (the program
+removes two heads and exchanges five); the share of these groups is the nearest to the budget, and neurons take what is
+left (the program removes the same share of both); the search by exchange, an option of the program, is on.
 
 Source: Meng, Ibrahim, Behdin, Hazimeh, Ponomareva, Mazumder 2024, "OSSCAR: One-Shot Structured Pruning in Vision and
 Language Models with Combinatorial Optimization", arXiv:2403.12983; github.com/mazumder-lab/OSSCAR.
