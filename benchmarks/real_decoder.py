@@ -7,7 +7,10 @@ MODEL is the folder that `real_models.py` of the shared folder makes; it is read
 the model of four bits. Nothing is trained. A draw is 64 pieces of 128 tokens of news (RTE's training sentences), and
 the seed of all that follows; "and its own" are 64 texts beside them that the model writes itself (`generate_batches`).
 Peers get the same pieces: blocks beside each other are dropped by angular distance (Gromov et al., 2024), or anywhere
-by block influence (ShortGPT, Men et al., 2024).
+by block influence (ShortGPT, Men et al., 2024); SliceGPT, ReplaceMe, FLAP, 2SSP and OSSCAR are in `slicegpt.py`,
+`decoder_peers.py` and `osscar.py`. Budgets are shares of the parameters of the layers, with what a method adds to them;
+"parameters" are those of the whole model. The original uses one matrix for its tokens and for its output; SliceGPT
+needs two, which "parameters" shows and its budget does not.
 
 Perplexity per token, over 48 pieces of 128 tokens each: news (RTE's dev set), web pages and mail (UD English EWT),
 Python's documentation (of the version that runs this), and reviews of films (SST-2's dev set).
@@ -16,6 +19,7 @@ a plan, whose seconds count for each.
 """
 
 import argparse
+import functools
 import math
 import pydoc_data.topics
 import random
@@ -27,6 +31,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+from decoder_peers import flap, replaced, two_stages
+from osscar import osscar
+from slicegpt import sliced
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
@@ -177,6 +184,13 @@ def without_blocks(draw: Draw, budget: float, *, adjacent: bool) -> Made:
     return Made(model, time.process_time() - started)
 
 
+def peer(draw: Draw, budget: float, *, method: Callable[[PreTrainedModel, Batches, float], PreTrainedModel]) -> Made:
+    """Make the model smaller by the method of others, on the same pieces of news."""
+    model, batches = draw.decoder.load(), draw.news()
+    started = time.process_time()
+    return Made(method(model, batches, budget), time.process_time() - started)
+
+
 METHODS: dict[str, Callable[[Draw, float], Made]] = {
     "compress": lambda draw, budget: compressed(draw, budget, news=PIECES, own=0),
     "compress, twice as much news": lambda draw, budget: compressed(draw, budget, news=2 * PIECES, own=0),
@@ -184,6 +198,11 @@ METHODS: dict[str, Callable[[Draw, float], Made]] = {
     "compress, and its own, distilled": distilled,
     "blocks dropped, angular": lambda draw, budget: without_blocks(draw, budget, adjacent=True),
     "blocks dropped, ShortGPT": lambda draw, budget: without_blocks(draw, budget, adjacent=False),
+    "SliceGPT": functools.partial(peer, method=sliced),
+    "ReplaceMe": functools.partial(peer, method=replaced),
+    "FLAP": functools.partial(peer, method=flap),
+    "2SSP": functools.partial(peer, method=two_stages),
+    "OSSCAR": functools.partial(peer, method=osscar),
 }
 
 
