@@ -280,7 +280,7 @@ def test_many_tokens_are_sampled(monkeypatch):
     monkeypatch.setattr(fitting, "MOST_TOKENS", tokens // 2)
     half, fewer = fitting.examples_of(made.measured)
     assert len(half) == -(-len(examples) // 2) and abs(fewer - tokens / 2) < 0.05 * tokens
-    monkeypatch.setattr(fitting, "MOST_TOKENS", 1)  # of long examples a few stay
+    monkeypatch.setattr(fitting, "TOKENS", 1)  # of long examples a few stay
     assert len(fitting.examples_of(made.measured)[0]) == fitting.FEWEST
     wrong = shifted(made.measured.sites[0])  # and are enough
     right = refitted_in_order(made.measured, wrong)
