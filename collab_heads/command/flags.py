@@ -9,7 +9,18 @@ from collab_heads.base.option_values import EXPORT_TARGETS, MEASURES, REPORT_PAR
 from collab_heads.command import checks
 from collab_heads.training.options import heads, tasks
 from collab_heads.training.options.changes import COLLABORATIVE, DISTILLATION, FIT, SHAPES, SWAP, WIDTHS
-from collab_heads.training.options.parser import Flag, Parser, count, count_from_1, flag, path, seed, utf8, width
+from collab_heads.training.options.parser import (
+    Flag,
+    Parser,
+    count,
+    count_from_1,
+    flag,
+    path,
+    positive,
+    seed,
+    utf8,
+    width,
+)
 from collab_heads.training.options.run import OUTPUT, model_flags, training_flags
 from collab_heads.training.options.tasks import TABLE
 
@@ -69,6 +80,7 @@ CHANGES = (
     ("looking at heads", heads.ANALYSIS),
 )
 COMPRESS, TRIM = ("compression.compress", "compress"), ("vocabulary.trim", "trim_vocabulary")
+DISTILL = ("distillation.distill", "distill")
 ANALYZE = ("analysis.analyze", "analyze_heads")
 Groups = Sequence[tuple[str | None, Sequence[Flag]]]
 
@@ -177,6 +189,13 @@ COMMANDS = {
                 "and without labels; 300 bring back much of what was lost",
                 count,
                 0,
+            ),
+            flag(
+                "--distill_learning_rate RATE",
+                "their highest learning rate, relative to the size of a weight; for a pretrained language model 0.003",
+                positive,
+                of=DISTILL,
+                option="learning_rate",
             ),
             *SAMPLES,
             *RUNNING,

@@ -93,7 +93,8 @@ def run_compress(args: Namespace) -> CompressReport | CompressionPlan:
     if original is not None:
         several = drawn(all_texts, num_examples(args.distill_steps, args.batch_size), args.seed)
         batches = [*batches_of(args, original, tokenizer, several), *own]
-        distilled = distill(model, original, batches, args.distill_steps, seed=args.seed)
+        rate = args.distill_learning_rate
+        distilled = distill(model, original, batches, args.distill_steps, learning_rate=rate, seed=args.seed)
         print(distilled)
     record = {
         **report.to_dict(),

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 import tiny
-from collab_heads import generate_batches, plan
+from collab_heads import distill, generate_batches, plan
 from collab_heads.command import inputs, main, work
 from collab_heads.compression import measurements
 from collab_heads.errors import ArgumentError, DataError, OutputError, UnsupportedModelError
@@ -216,6 +216,7 @@ def refused(tmp_path, bert, texts):
         ([texts, "--plan", "--validation", texts], ArgumentError, "--validation measures the smaller model"),
         ([texts, "--output_dir", out, "--validation", "no.txt"], DataError, "no.txt"),
         ([texts, "--plan", "--distill_steps", "5"], ArgumentError, "--plan makes no model that --distill_steps"),
+        ([texts, "--output_dir", out, "--distill_learning_rate", "0"], ArgumentError, "--distill_learning_rate: 0"),
         ([texts, "--output_dir", out, "--sites", "decoder"], ArgumentError, "'decoder'"),
         ([texts, texts, "--output_dir", out], ArgumentError, "does not translate: give one, or both in a mixture"),
         ([empty, "--output_dir", out], DataError, "empty is empty"),
@@ -293,6 +294,21 @@ def decoder(bert, tmp_path):
     LlamaForCausalLM(rotary_config(LlamaConfig)).save_pretrained(tmp_path / "decoder")
     AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path / "decoder")
     return tmp_path / "decoder"
+
+
+@pytest.mark.slow
+def test_a_language_model_distils_at_the_rate_that_is_given(decoder, texts, tmp_path, monkeypatch):
+    rates = []
+
+    def noted(*given, learning_rate, **options):
+        rates.append(learning_rate)
+        return distill(*given, learning_rate=learning_rate, **options)
+
+    monkeypatch.setattr(work, "distill", noted)
+    for flags in ((), ("--distill_learning_rate", 0.003)):
+        out = ("--output_dir", tmp_path / f"small{len(flags)}")
+        run(decoder, "--data", texts, "--budget", 0.6, "--distill_steps", 2, *flags, *out, *QUICK)
+    assert rates == [0.01, 0.003]
 
 
 def test_texts_that_the_model_writes_itself(decoder, texts, tmp_path, monkeypatch, capsys):
