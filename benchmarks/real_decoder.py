@@ -231,8 +231,9 @@ def measure(arguments: argparse.Namespace, store: RowStore) -> None:
 def averaged(rows: Sequence[dict]) -> list[dict]:
     """Return one row for each method and budget: geometric means of perplexities, and the range of their increase."""
     original = next(row for row in rows if row["method"] == "original")
-    found = []
-    for method, budget in dict.fromkeys((row["method"], row["budget"]) for row in rows):
+    found, order = [], ["original", *METHODS]
+    pairs = {(row["method"], row["budget"]) for row in rows}
+    for method, budget in sorted(pairs, key=lambda pair: (order.index(pair[0]), -pair[1])):
         same = [row for row in rows if (row["method"], row["budget"]) == (method, budget)]
         made = {"method": method, "budget": budget, "draws": len(same)}
         for name in ("parameters", "predicted", "measured", "seconds"):

@@ -158,6 +158,14 @@ plain(
     | {f"more, {name}": (f"more {name}", "") for name in ("news", "web", "python", "reviews")},
 )
 plain(
+    "real_encoder",
+    "real_encoder",
+    {"method": "", "layers": ("budget", ".3g"), "draws": "", "parameters": ",.0f", "MiB": ",.0f"}
+    | dict.fromkeys(("STS-B", "SST-2", "retrieval"), ".2f")
+    | {f"lost, {name}": ".2f" for name in ("STS-B", "SST-2", "retrieval")}
+    | {"flips, %": ("flips", ".1f"), "neighbours, %": ("neighbours", ".1f"), "time": ".2f"},
+)
+plain(
     "rotary_widths",
     "rotary_widths",
     {"chosen by": ("method", ""), "query/key width": ("width", ".2f"), "fit": "", "attention": ".2f", "cache": ",.0f"}
