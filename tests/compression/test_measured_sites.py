@@ -106,9 +106,9 @@ CHANGES = {
     "negative": lambda stored: first(stored)["errors"].__setitem__(0, [first(stored)["errors"][0][0], -1.0]),
     "a text": lambda stored: first(stored).update(sensitivity="1"),
     "infinite": lambda stored: first(stored).update(left=1e999),
-    "a size too few": lambda stored: first(stored)["errors"].pop(),
+    "a size too few": lambda stored: first(stored)["errors"].pop() and None,
     "an unknown site": lambda stored: stored["sites"].update({"encoder.9": next(iter(stored["sites"].values()))}),
-    "a part too few": lambda stored: next(iter(stored["sites"].values())).popitem(),
+    "a part too few": lambda stored: next(iter(stored["sites"].values())).popitem() and None,
 }
 
 
