@@ -4,8 +4,9 @@
     python benchmarks/real_decoder.py MODEL --table
 
 MODEL is the folder that `real_models.py` of the shared folder makes; it is read from four bits, so "the original" is
-the model of four bits. Nothing is trained. A draw is 64 pieces of 128 tokens of news (RTE's training sentences), and
-the seed of all that follows; "and its own" are 64 texts beside them that the model writes itself (`generate_batches`).
+the model of four bits. Nothing is trained but in "distilled". A draw is 64 pieces of 128 tokens of news (RTE's training
+sentences), and the seed of all that follows. "Twice as much news" has 128 pieces; "and its own" adds 64 texts that the
+model writes itself (`generate_batches`). "Distilled" trains the latter for 200 steps on other texts of both kinds.
 Peers get the same pieces: blocks beside each other are dropped by angular distance (Gromov et al., 2024), or anywhere
 by block influence (ShortGPT, Men et al., 2024); SliceGPT, ReplaceMe, FLAP, 2SSP and OSSCAR are in `slicegpt.py`,
 `decoder_peers.py` and `osscar.py`. Budgets are shares of the parameters of the layers, with what a method adds to them;
@@ -14,8 +15,8 @@ needs two, which "parameters" shows and its budget does not.
 
 Perplexity per token, over 48 pieces of 128 tokens each: news (RTE's dev set), web pages and mail (UD English EWT),
 Python's documentation (of the version that runs this), and reviews of films (SST-2's dev set).
-Rows are kept as they come, in WORK/real_decoder.jsonl. Seconds are the processor's, of the whole method; budgets share
-a plan, whose seconds count for each.
+Rows are kept as they come, in WORK/real_decoder.jsonl, and models in WORK/real_decoder/. Seconds are the processor's,
+of the whole method, but those of "distilled" come on top; budgets share a plan, whose seconds count for each.
 """
 
 import argparse
@@ -133,9 +134,7 @@ def compressed(draw: Draw, budget: float, *, news: int, own: int) -> Made:
     def planned():
         model = draw.decoder.load()
         batches = draw.news(news) + (generate_batches(model, own, LENGTH, seed=draw.number) if own else [])
-        found = plan(model, batches, seed=draw.number)
-        found.save(draw.folder(f"{news}-{own}", 1.0).with_suffix(".json"))
-        return found
+        return plan(model, batches, seed=draw.number)
 
     made, before = draw.once(f"plan {news} {own}", planned)
     started = time.process_time()
@@ -152,15 +151,15 @@ def distilled(draw: Draw, budget: float) -> Made:
     if not folder.exists():
         compressed(draw, budget, news=PIECES, own=PIECES)
     model, original = AutoModelForCausalLM.from_pretrained(folder), draw.decoder.load()
+    own, before = draw.once("more", lambda: generate_batches(original, OWN, LENGTH, seed=1000 + draw.number))
     started = time.process_time()
-    own, _ = draw.once("more", lambda: generate_batches(original, OWN, LENGTH, seed=1000 + draw.number))
     batches = draw.news(STEPS * PER_STEP - OWN) + own
     rows = torch.cat([batch["input_ids"] for batch in batches])
     rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(draw.number))]
     batches = [{"input_ids": part} for part in rows.split(PER_STEP)]
     report = distill(model, original, batches, STEPS, learning_rate=RATE, seed=draw.number, output_dir=folder.parent)
     print(report, flush=True)
-    return Made(model, time.process_time() - started)
+    return Made(model, before + time.process_time() - started)
 
 
 @torch.no_grad()

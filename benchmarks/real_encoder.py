@@ -52,7 +52,7 @@ COLUMNS |= {"flips": ".1f", "neighbours": ".1f", "predicted": ".3f", "measured":
 
 
 class Judged(NamedTuple):
-    """What a model makes of the tasks."""
+    """The scores, vectors and answers of a model."""
 
     scores: dict[str, float]
     vectors: Tensor  # [N, D], of the sentences of STS-B dev, each once, in their order

@@ -6,8 +6,8 @@ mean removed; of each, the first few are kept. The skip connections of attention
 one basis to the next by a matrix each. The stream is sliced before every block, but not before the output, and each
 basis is computed from the stream that the sliced model before it has: both as in the authors' program.
 
-What is counted: the two skip matrices of every layer belong to the layers, and all layers together keep the budget, so
-that the width of the stream is less than the budget's share of it. The embeddings do not count, as with all methods,
+A budget counts the two skip matrices of every layer among its parameters, so that the width of the stream is less than
+the budget's share of it. The embeddings do not count, as with all methods,
 but they change: those of the tokens are sliced [V, width], those of the output are not [V, D], and where the original
 shares one matrix for both, the sliced model has two. `num_parameters` counts both; a table that shows it has to say so.
 

@@ -77,6 +77,11 @@ def compress(args: Namespace) -> None:
         raise ArgumentError("--output_dir is missing: a new folder for the smaller model (or only look, with --plan)")
     if args.output_dir is not None:
         check_output_dir(Path(args.output_dir))
+        if args.measurements and Path(args.output_dir).resolve() in Path(args.measurements).resolve().parents:
+            raise ArgumentError(
+                f"{args.measurements} would be in --output_dir, which stays empty until the model is written: give "
+                "--measurements another place"
+            )
     check_input(args)
 
 

@@ -134,7 +134,7 @@ def compress(
         raise ArgumentError("there are two plans: pass batches and the plan= that is to be fitted to them")
     given = batches if isinstance(batches, CompressionPlan) else plan
     if given is not None:
-        if own := [*options.changed(), *(["measurements"] if measurements is not None else [])]:
+        if own := options.changed() + ["measurements"] * (measurements is not None):
             raise ArgumentError(f"{', '.join(own)}: a plan has its own; give what is to count to plan()")
         options = given.options
     is_timed = options.of not in COUNTED

@@ -85,7 +85,7 @@ def fitted_error(measured: Measurements, fitted: Mapping[str, Sequence[Fit]], pr
 
 
 RIDGES = (1e-2, 1e-1, 1.0, 10.0, 100.0)  # around the present weights, as shares of the mean square of what they read
-TOKENS = 400_000  # times sites, at most, about: 16,000 tokens in place of 6,700 gain nothing in SmolLM2
+TOKENS = 400_000  # times sites, at most, about: 14,000 tokens in place of 6,700 gain nothing in SmolLM2
 MOST_TOKENS = 32_768  # about
 VALIDATED = 8  # one portion of so many chooses the ridge; fewer portions say too little
 FEWEST = 3 * VALIDATED  # portions to fit to, if there are so many, however long they are

@@ -1,4 +1,4 @@
-"""Keep what is measured of every site in a file: a plan that was killed goes on from there."""
+"""Keep the measurements of every site in a file: a plan that was killed goes on from there."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ VERSION = 1  # of the file
 
 @dataclass(frozen=True)
 class MeasuredPart:
-    """What was measured of one part of a site.
+    """The measurements of one part of a site.
 
     Attributes:
         errors: size, as in `Choice` -> squared error of the site, by rising size, in fits without refinement.

@@ -267,7 +267,7 @@ def choose_sites(
 class Sensitivities:
     """Measures how the squared error of the model's output grows with that of each part of each site.
 
-    What refinement leaves of the error is measured on a few sites.
+    On a few sites it also measures the share of the error that refinement leaves.
 
     Args:
         layers: the layers of the model, which is unchanged afterwards.

@@ -185,9 +185,10 @@ def distill(
 
 def digests(model: PreTrainedModel, original: PreTrainedModel, batches: list[Batch]) -> dict[str, str]:
     """Return digests of both models and of the batches, by which a checkpoint recognises its run."""
-    weights = {"model": model, "original": original}
-    return {name: digest_of(each.state_dict().items()) for name, each in weights.items()} | {
-        "batches": digest_of_batches(batches)
+    return {
+        "model": digest_of(model.state_dict().items()),
+        "original": digest_of(original.state_dict().items()),
+        "batches": digest_of_batches(batches),
     }
 
 

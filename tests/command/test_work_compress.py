@@ -217,6 +217,11 @@ def refused(tmp_path, bert, texts):
         ([texts, "--output_dir", out, "--validation", "no.txt"], DataError, "no.txt"),
         ([texts, "--plan", "--distill_steps", "5"], ArgumentError, "--plan makes no model that --distill_steps"),
         ([texts, "--output_dir", out, "--distill_learning_rate", "0"], ArgumentError, "--distill_learning_rate: 0"),
+        (
+            [texts, "--output_dir", out, "--measurements", f"{out}/a.json"],
+            ArgumentError,
+            "a.json would be in --output_dir",
+        ),
         ([texts, "--output_dir", out, "--sites", "decoder"], ArgumentError, "'decoder'"),
         ([texts, texts, "--output_dir", out], ArgumentError, "does not translate: give one, or both in a mixture"),
         ([empty, "--output_dir", out], DataError, "empty is empty"),
