@@ -11,7 +11,9 @@ Peers get the same pieces: blocks beside each other are dropped by angular dista
 by block influence (ShortGPT, Men et al., 2024); SliceGPT, ReplaceMe, FLAP, 2SSP and OSSCAR are in `slicegpt.py`,
 `decoder_peers.py` and `osscar.py`. Budgets are shares of the parameters of the layers, with what a method adds to them;
 "parameters" are those of the whole model. The original uses one matrix for its tokens and for its output; SliceGPT
-needs two, which "parameters" shows and its budget does not.
+needs two, which "parameters" shows and its budget does not. "Bits alone" changes no size: GPTQ on the same pieces, in
+blocks of 32 with a half-precision scale each; embeddings are rounded to 8 bits. MB are those of the weights, of other methods in
+float32.
 
 Perplexity per token, over 48 pieces of 128 tokens each: news (RTE's dev set), web pages and mail (UD English EWT),
 Python's documentation (of the version that runs this), and reviews of films (SST-2's dev set).
@@ -32,6 +34,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+from bits_alone import TABLE_BITS, on_grid
 from decoder_peers import flap, replaced, two_stages
 from osscar import osscar
 from slicegpt import sliced
@@ -46,7 +49,7 @@ from common import WORK, RowStore, compressed_copy, lines_of, shared
 PIECES, LENGTH, TESTED, AT_ONCE = 64, 128, 48, 16
 STEPS, OWN, PER_STEP = 200, 512, 8  # of a distillation: steps, its own texts, pieces per step
 RATE = 0.003  # twelve steps at 0.01 make the model worse, at 0.003 better
-COLUMNS = {"method": "", "budget": "", "parameters": ",.0f", "draws": ""}
+COLUMNS = {"method": "", "budget": "", "parameters": ",.0f", "MB": ".0f", "draws": ""}
 DOMAINS = ("news", "web", "python", "reviews")
 COLUMNS |= dict.fromkeys(DOMAINS, ".1f") | {f"more {name}": "" for name in DOMAINS}
 COLUMNS |= {"predicted": ".2f", "measured": ".2f", "seconds": ".0f"}
@@ -121,11 +124,11 @@ class Draw:
 
 
 class Made(NamedTuple):
-    """A smaller model, what is known of its error, and the processor seconds that it took."""
+    """A smaller model, the processor seconds that it took, and more for its row."""
 
     model: PreTrainedModel
     seconds: float
-    errors: Mapping[str, float] = MappingProxyType({})
+    more: Mapping[str, float] = MappingProxyType({})
 
 
 def compressed(draw: Draw, budget: float, *, news: int, own: int) -> Made:
@@ -192,6 +195,14 @@ def peer(draw: Draw, budget: float, *, method: Callable[[PreTrainedModel, Batche
     return Made(method(model, batches, budget), time.process_time() - started)
 
 
+def bits_alone(draw: Draw, budget: float, *, bits: int, table_bits: int = TABLE_BITS) -> Made:
+    """Store all weights in few bits."""
+    model, batches = draw.decoder.load(), draw.news()
+    started = time.process_time()
+    size = on_grid(model, batches, bits, table_bits)
+    return Made(model, time.process_time() - started, {"MB": size / 1e6})
+
+
 METHODS: dict[str, Callable[[Draw, float], Made]] = {
     "compress": lambda draw, budget: compressed(draw, budget, news=PIECES, own=0),
     "compress, twice as much news": lambda draw, budget: compressed(draw, budget, news=2 * PIECES, own=0),
@@ -204,7 +215,12 @@ METHODS: dict[str, Callable[[Draw, float], Made]] = {
     "FLAP": functools.partial(peer, method=flap),
     "2SSP": functools.partial(peer, method=two_stages),
     "OSSCAR": functools.partial(peer, method=osscar),
+    "8 bits alone": functools.partial(bits_alone, bits=8),
+    "4 bits alone": functools.partial(bits_alone, bits=4),
+    "4 bits alone, embeddings too": functools.partial(bits_alone, bits=4, table_bits=4),
+    "3 bits alone": functools.partial(bits_alone, bits=3),
 }
+WITHOUT_BUDGET = tuple(name for name in METHODS if "bits alone" in name)
 
 
 def measure(arguments: argparse.Namespace, store: RowStore) -> None:
@@ -218,12 +234,12 @@ def measure(arguments: argparse.Namespace, store: RowStore) -> None:
     for number in arguments.draws:
         draw = Draw(decoder, number)
         for method in arguments.methods:
-            for budget in arguments.budgets:
+            for budget in (1.0,) if method in WITHOUT_BUDGET else arguments.budgets:
                 if (method, budget, number) in there:
                     continue
                 made = METHODS[method](draw, budget)
                 row = {"method": method, "budget": budget, "draw": number, "parameters": made.model.num_parameters()}
-                store.add(row | decoder.perplexities(made.model) | dict(made.errors) | {"seconds": made.seconds})
+                store.add(row | decoder.perplexities(made.model) | {"MB": made.model.num_parameters() * 4 / 1e6, "seconds": made.seconds} | made.more)
                 print(store.rows[-1], flush=True)
 
 
@@ -235,7 +251,7 @@ def averaged(rows: Sequence[dict]) -> list[dict]:
     for method, budget in sorted(pairs, key=lambda pair: (order.index(pair[0]), -pair[1])):
         same = [row for row in rows if (row["method"], row["budget"]) == (method, budget)]
         made = {"method": method, "budget": budget, "draws": len(same)}
-        for name in ("parameters", "predicted", "measured", "seconds"):
+        for name in ("parameters", "MB", "predicted", "measured", "seconds"):
             if name in same[0]:
                 made[name] = statistics.mean(row[name] for row in same)
         for name in DOMAINS:

@@ -107,7 +107,8 @@ def compress(
         seed: seed of the order of the inputs in the refinement.
         measurements: a file that keeps what is measured of each site, as JSON, as soon as it is known. A plan that was
             killed goes on from there, and a later call with the same model, batches and options takes all of it, also
-            for another budget, `of` or `shape`.
+            for another budget, `of` or `shape`. Fits are kept beside it until `compress` is done, in the folder
+            `<file>.fits`, about as large as the model: a call that was killed goes on at the next fit.
         plan: a plan that was loaded (`CompressionPlan.load`), with its own options: its choices are fitted to
             the batches, and no site is measured again.
         validation: examples of another kind than the batches, 64 to 256 are enough. The error on them is reported, too;
@@ -154,6 +155,7 @@ def compress(
         report = report_of(made, measured, chosen, share if max_error is None else None, max_error)
         # Nothing has changed up to here; nothing can fail from here on.
         install(layers, chosen.fitted)
+    measured.kept.remove()
     planning = 0.0 if given is None else given.seconds
     return dataclasses.replace(
         report,

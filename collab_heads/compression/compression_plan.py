@@ -225,7 +225,9 @@ class CompressionPlan:
         with opened(measured.model, measured.layers.adapter, changes=True, of="layers") as layers:
             measured.check_model(layers)
             with progress_bar(list(budgets), desc="measuring budgets") as listed:
-                return [(each, fitted_error(measured, fit_choices(measured, self.choose(each)))) for each in listed]
+                found = [(each, fitted_error(measured, fit_choices(measured, self.choose(each)))) for each in listed]
+            measured.kept.remove()
+            return found
 
     def curve(self) -> list[tuple[float, float]]:
         """Return the predicted error by budget: (budget, error), from the smallest budget to 1."""

@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 from collab_heads.base.numerics import few_threads, float64, solve_positive
 from collab_heads.base.progress import progress_bar
 from collab_heads.compression.measurements import Measurements
-from collab_heads.compression.parts.part import Fit, install
+from collab_heads.compression.parts.part import Fit, RefittedOutput, install
 from collab_heads.compression.parts.shape import UNCHANGED, Choice
 from collab_heads.compression.parts.table import fit_site
 from collab_heads.compression.probe import Probe
@@ -58,9 +58,13 @@ def fit_choices(
     changing = [site for site in measured.sites if choices[site.path] != UNCHANGED]
     for site in progress_bar(changing, desc="fitting sites"):
         path, shape = site.path, measured.shapes[site.path]
-        with few_threads(widths(site.output)[0]):  # a name for the calibration would keep it in memory
-            fitted[path] = fit_site(layers, path, shape, choices[path], measured.fitted.of(path), options)
-    refitted = refitted_in_order(measured, fitted)
+        found = measured.kept.find(path, {path: choices[path]})
+        if found is None:
+            with few_threads(widths(site.output)[0]):  # a name for the calibration would keep it in memory
+                found = fit_site(layers, path, shape, choices[path], measured.fitted.of(path), options)
+            measured.kept.add(path, {path: choices[path]}, found)
+        fitted[path] = found
+    refitted = refitted_in_order(measured, fitted, choices)
     probes = [measured.probe, *([] if elsewhere is None else [elsewhere])]
     if refitted and square(measured, refitted, probes) < square(measured, fitted, probes):
         return refitted
@@ -95,27 +99,15 @@ TARGETS = 64 * 2**20  # bytes of targets that are held at a time: each further g
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class RefittedOutput(Fit):
-    """The fit of a last projection beside the smaller sites before it.
-
-    Attributes:
-        output: the last projection.
-    """
-
-    output: OutputWeights
-
-    def put_into(self, site, state):
-        refit_output(site.output, self.output)
-        return state
-
-
-def refitted_in_order(measured: Measurements, fitted: Mapping[str, Sequence[Fit]]) -> dict[str, list[Fit]]:
+def refitted_in_order(
+    measured: Measurements, fitted: Mapping[str, Sequence[Fit]], choices: Mapping[str, Choice]
+) -> dict[str, list[Fit]]:
     """Refit last projections after some fits; the model is unchanged afterwards.
 
     Args:
         measured: the measurements of the model.
         fitted: path -> fits of every site that changes.
+        choices: path -> choice, which the fits are of.
 
     Returns:
         The same fits, each followed by a `RefittedOutput` where this reduces the error on examples that it was not
@@ -133,20 +125,28 @@ def refitted_in_order(measured: Measurements, fitted: Mapping[str, Sequence[Fit]
     readers = find_readers(model, measured.sites, examples[0])
     while readers and readers[0].site.path not in fitted:
         del readers[0]  # it reads what it reads in the original
-    sites, is_refitted = [reader.site for reader in readers], False
+    sites, kept, is_refitted = [reader.site for reader in readers], measured.kept, False
     original, smaller = (BlockStarts(model, sites, examples, whole) for _ in range(2))
     for group in progress_bar(grouped(readers, tokens), desc="refitting in order"):
-        targets = targets_of(model, group, examples, original)
-        with undone(measured.layers, measured.sites) as tried:
-            install(tried, found)
-            for reader in group:
-                with smaller.at(reader.site.path):
-                    output = refit(model, reader, examples, targets.pop(reader.output))
-                if output is not None:
-                    projection = model.get_submodule(reader.output)
-                    refit_output(projection, output)
-                    found.setdefault(reader.site.path, []).append(RefittedOutput(output.rounded(projection)))
-                    is_refitted = True
+        refits = {reader.output: kept.find(f"{reader.site.path}, refitted", choices) for reader in group}
+        if None in refits.values():
+            targets = targets_of(model, group, examples, original)
+            with undone(measured.layers, measured.sites) as tried:
+                install(tried, found)
+                for reader in group:
+                    projection, fits = model.get_submodule(reader.output), refits[reader.output]
+                    if fits is None:
+                        with smaller.at(reader.site.path):
+                            output = refit(model, reader, examples, targets[reader.output])
+                        fits = [] if output is None else [RefittedOutput(output.rounded(projection))]
+                        kept.add(f"{reader.site.path}, refitted", choices, fits)
+                        refits[reader.output] = fits
+                    for fit in fits:
+                        fit.put_into(reader.site, None)
+        for reader in group:
+            if fits := refits[reader.output]:
+                found.setdefault(reader.site.path, []).extend(fits)
+                is_refitted = True
     return found if is_refitted else {}
 
 

@@ -19,6 +19,7 @@ from collab_heads.base.numerics import few_threads
 from collab_heads.base.option_values import SitePart
 from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.calibration.calibrate import CalibratedSites, Calibrations
+from collab_heads.compression.kept_fits import KeptFits
 from collab_heads.compression.measured_sites import MeasuredPart, MeasuredSite, kept_measurements
 from collab_heads.compression.measures import SiteUse, Workload, count_work, other_operations
 from collab_heads.compression.options import PlanOptions
@@ -93,6 +94,7 @@ class Measurements:
         probe: measures how far the output of the model moves, on examples that no fit sees.
         errors: path -> squared errors of the site; empty where a plan that was loaded says what to choose.
         sensitivity: path -> part -> squared error of the output by that of the site; empty likewise.
+        kept: the fits that are kept while a run lasts.
         condition: what differs once the model is changed.
     """
 
@@ -107,6 +109,7 @@ class Measurements:
     probe: Probe
     errors: Mapping[str, SiteErrors]
     sensitivity: Mapping[str, Mapping[SitePart, float]]
+    kept: KeptFits
     condition: tuple[CollabConfig, list]
 
     @property
@@ -191,7 +194,7 @@ def measure_model(
             path: SiteErrors(shapes[path], {name: part.errors for name, part in of.items()})
             for path, of in every.items()
         },
-        *(with_refinement(every), condition_of(layers)),
+        *(with_refinement(every), KeptFits.beside(measured.path, measured.run), condition_of(layers)),
     )
 
 

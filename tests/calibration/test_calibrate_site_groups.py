@@ -88,10 +88,10 @@ def test_no_group_outlives_its_turn(monkeypatch):
         held[id(self)] += map(weakref.ref, found.outputs.values())
         return found
 
-    def refitted(measured, fitted):
+    def refitted(measured, fitted, choices):
         measured.fitted.release()
         counts.append(sum(moments() is not None for each in held.values() for moments in each))
-        return refitted_in_order(measured, fitted)
+        return refitted_in_order(measured, fitted, choices)
 
     monkeypatch.setattr(CalibratedSites, "calibrated", watched)
     monkeypatch.setattr(fitting, "refitted_in_order", refitted)

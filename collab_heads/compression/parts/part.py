@@ -17,7 +17,7 @@ from collab_heads.contract.adapter import Capability
 from collab_heads.fitting.fit import FitOptions
 from collab_heads.fitting.values import variance
 from collab_heads.fitting.widths import HEAD_MULTIPLE
-from collab_heads.model.apply_state import undone
+from collab_heads.model.apply_state import OutputWeights, refit_output, undone
 from collab_heads.model.open_layers import OpenLayers
 from collab_heads.sites.state import QueryKeyKind
 
@@ -155,6 +155,21 @@ class Fit(ABC):
     @abstractmethod
     def put_into(self, site: Any, state: Any) -> Any:
         """Change a site that has a state, in place; return the state to record. This must not fail."""
+
+
+@dataclass(frozen=True)
+class RefittedOutput(Fit):
+    """The fit of the last projection of a site to what the smaller sites before it put out.
+
+    Attributes:
+        output: the last projection.
+    """
+
+    output: OutputWeights
+
+    def put_into(self, site, state):
+        refit_output(site.output, self.output)
+        return state
 
 
 @dataclass
