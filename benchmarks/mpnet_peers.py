@@ -10,7 +10,8 @@ Differences from the papers, besides those that `k_prune.py` and `grail.py` name
 - K-prune: a sentence encoder has no classifier. Its prediction is the mean of the last hidden states over the real
   tokens, of length 1, and the divergence between predictions is the squared distance, not that of Kullback and Leibler;
   there is no temperature. The weights 1, 2.5e-4 and 64 are those for classifiers, untuned. Knowledge is per parameter;
-  in the paper per operation.
+  in the paper per operation. As in the paper, the least squares have no ridge: with 256 sentences, 3,900 tokens for
+  2,300 neurons, they fit the noise. The authors take 100,000 tokens.
 - GRAIL: the paper prunes decoders and images. Here the same share of heads goes as of neurons, as in its decoders.
 """
 

@@ -250,3 +250,10 @@ def test_the_benchmark_gives_peers_the_sentences_of_compress(program, method):
     name = {"K-prune": "kprune", "GRAIL": "grail"}[method]
     wanted = getattr(program("mpnet_peers"), name)(mpnet(), sentences(), 0.5)
     assert_close(vectors(made.model), vectors(wanted), atol=EXACT64, rtol=EXACT64)
+
+
+def test_the_prediction_of_k_prune_is_the_vector_of_a_sentence(program, peers, monkeypatch):
+    calls, module = [], program("k_prune")
+    monkeypatch.setattr(peers, "k_pruned", lambda *arguments: calls.append(arguments))
+    peers.kprune(mpnet(), sentences(), 0.5)
+    assert calls[0][3] == module.Prediction(module.embeddings, module.distance)
