@@ -19,9 +19,9 @@ def on_grid(
 ) -> float:
     """Put the weights of a model on a grid, in place, and return the bytes that it takes then.
 
-    Moments of the inputs of linear layers are those of the original. Embeddings are rounded, to `table_bits`, and so are
-    linear layers that share their weights. Norms, biases and tables narrower than a block (biases of positions) stay in
-    float32.
+    Moments of the inputs of linear layers are those of the original. Embeddings are rounded to `table_bits`, and so are
+    linear layers that share their weights. Norms, biases and tables narrower than a block (biases of positions) stay
+    in float32.
     """
     tables = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
     linear = {

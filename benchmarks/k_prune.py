@@ -9,18 +9,19 @@ the original model. A block that loses all units loses its bias, too.
 
 The numbers are those of the authors' script: weights 1 and 2.5e-4 of the two kinds of knowledge, 64 on heads, and a
 temperature of 2; gradients are of batches of 32, as in their program. Left out: any search for better weights by task.
-Two things differ from the program: the squared error of a regression is taken per example, and the least squares are
-solved in float64.
+Three things differ from the program: the squared error of a regression is taken per example, the least squares are
+solved in float64, and where all units that are left fit into the budget, all stay (the program removes the last one).
 
 Source: Park, Choi, Kang 2024, "Accurate Retraining-free Pruning for Pretrained Encoder-based Language Models",
 arXiv:2308.03449; github.com/snudm-starlab/K-prune.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from layer_blocks import Block, States, block_outputs, blocks_of, by_unit, first_inputs, through, total_cost, units_of
+from layer_blocks import Block, States, blocks_of, by_unit, first_inputs, outputs_of, through, total_cost, units_of
 from torch import Tensor
 from torch.nn import functional
 
@@ -63,21 +64,28 @@ class Prediction:
     gap: Callable[[Tensor, Tensor], Tensor] = divergence
 
 
-def k_pruned(model, draw, budget: float, prediction: Prediction = Prediction()):
+def k_pruned(
+    model,
+    draw,
+    budget: float,
+    prediction: Prediction = Prediction(),
+    list_blocks: Callable[..., Sequence[Block]] = blocks_of,
+):
     """Remove heads and neurons in place and return the model.
 
     Args:
         model: a BERT with a classifier, or any other whose prediction is given.
         draw: examples, whose labels are not used.
-        budget: the share of the layers' multiplications that stays.
+        budget: the share that stays of the cost of all units, the layers' multiplications.
         prediction: what the model predicts.
+        list_blocks: lists the blocks of a model, with other costs where the budget is another.
     """
     model.requires_grad_(False)
-    blocks, states = blocks_of(model), first_inputs(model, draw.unlabelled)
-    targets = draw.once("outputs of blocks", lambda: block_outputs(model, draw.unlabelled))
+    blocks, originals = list_blocks(model), list_blocks(copy.deepcopy(model))
+    states = wanted_states = first_inputs(model, draw.unlabelled)
     wanted = draw.once("predictions", lambda: predictions(model, draw.unlabelled, prediction))
     left = budget * total_cost(blocks)
-    for number, block in enumerate(blocks):
+    for number, (block, original) in enumerate(zip(blocks, originals, strict=True)):
         rest = blocks[number:]
         if number:
             scores = knowledge(model, rest, states, wanted, prediction)
@@ -86,8 +94,8 @@ def k_pruned(model, draw, budget: float, prediction: Prediction = Prediction()):
         kept = (scores[0] > threshold(rest, scores, left)).nonzero().flatten()
         left -= len(kept) * block.cost
         block.keep(kept)
-        tune(block, states, targets[number])
-        states = through(block, states)
+        tune(block, states, outputs_of(original, wanted_states))
+        states, wanted_states = through(block, states), through(original, wanted_states)
     return model
 
 
@@ -136,7 +144,9 @@ def knowledge(
 
 
 def threshold(blocks: Sequence[Block], scores: Sequence[Tensor], left: float) -> float:
-    """Return the smallest score such that the units above it cost less than what is left."""
+    """Return the smallest score such that the units above it cost less than what is left; -inf if all units fit."""
+    if total_cost(blocks) <= left:
+        return -float("inf")
     values, order = torch.cat(list(scores)).double().sort()
     costs = torch.cat([torch.full((len(each),), block.cost) for block, each in zip(blocks, scores, strict=True)])[order]
     above = costs.sum() - costs.cumsum(0)
@@ -145,7 +155,7 @@ def threshold(blocks: Sequence[Block], scores: Sequence[Tensor], left: float) ->
 
 
 @torch.no_grad()
-def tune(block: Block, states: States, targets: Sequence[Tensor]) -> None:
+def tune(block: Block, states: States, targets: Iterable[Tensor]) -> None:
     """Fit the last projection of a block to outputs: batch -> [tokens, D], with the residual added."""
     dense = block.output.dense
     if not block.count:

@@ -46,9 +46,14 @@ class Block:
 
     def __init__(self, layer, is_attention: bool):
         self.layer, self.is_attention = layer, is_attention
-        self.width = getattr(layer.attention.self, "attention_head_size", 1) if is_attention else 1
+        self.width = getattr(self.attention, "attention_head_size", 1) if is_attention else 1
         dim = layer.output.dense.out_features
         self.cost = TOKENS * (4 * dim + 2 * TOKENS) * self.width if is_attention else TOKENS * 2 * dim
+
+    @property
+    def attention(self) -> nn.Module:
+        """The module that computes the heads of the layer."""
+        return self.layer.attention.self
 
     @property
     def output(self):
@@ -62,7 +67,7 @@ class Block:
 
     def units(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
         """Return what the units put out: [B, T, units * width], the input of the last projection."""
-        return self.layer.attention.self(hidden, mask)[0] if self.is_attention else self.layer.intermediate(hidden)
+        return self.attention(hidden, mask)[0] if self.is_attention else self.layer.intermediate(hidden)
 
     def columns(self, kept: Tensor) -> Tensor:
         """Return the columns of the last projection that belong to some units."""
@@ -80,7 +85,7 @@ class Block:
         if self.is_attention and not len(kept):
             self.layer.attention.self = NoHeads()
         elif self.is_attention:
-            attention = self.layer.attention.self
+            attention = self.attention
             for projection in (attention.query, attention.key, attention.value):
                 keep_rows(projection, columns)
             attention.num_attention_heads, attention.all_head_size = len(kept), len(columns)
@@ -120,11 +125,18 @@ def units_of(block: Block, states: States) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 @torch.no_grad()
+def outputs_of(block: Block, states: States) -> Iterator[Tensor]:
+    """Yield for every batch the output of a block with the residual added, before the norm: [tokens, D]."""
+    for units, hidden in units_of(block, states):
+        yield block.output.dense(units) + hidden
+
+
+@torch.no_grad()
 def block_outputs(model, batches: Sequence[Mapping]) -> list[list[Tensor]]:
-    """Return the output of every block with the residual added, before the norm: block -> batch -> [tokens, D]."""
+    """Return what `outputs_of` yields for every block: block -> batch -> [tokens, D]."""
     states, found = first_inputs(model, batches), []
     for block in blocks_of(model):
-        found.append([block.output.dense(units) + hidden for units, hidden in units_of(block, states)])
+        found.append(list(outputs_of(block, states)))
         states = through(block, states)
     return found
 

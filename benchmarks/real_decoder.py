@@ -12,8 +12,8 @@ by block influence (ShortGPT, Men et al., 2024); SliceGPT, ReplaceMe, FLAP, 2SSP
 `decoder_peers.py` and `osscar.py`. Budgets are shares of the parameters of the layers, with what a method adds to them;
 "parameters" are those of the whole model. The original uses one matrix for its tokens and for its output; SliceGPT
 needs two, which "parameters" shows and its budget does not. "Bits alone" changes no size: GPTQ on the same pieces, in
-blocks of 32 with a half-precision scale each; embeddings are rounded to 8 bits. MB are those of the weights, of other methods in
-float32.
+blocks of 32 with a half-precision scale each; embeddings are rounded, to 8 bits unless the row says otherwise. "MB" is
+the size of the weights, in float32 but for these rows.
 
 Perplexity per token, over 48 pieces of 128 tokens each: news (RTE's dev set), web pages and mail (UD English EWT),
 Python's documentation (of the version that runs this), and reviews of films (SST-2's dev set).
@@ -239,8 +239,18 @@ def measure(arguments: argparse.Namespace, store: RowStore) -> None:
                     continue
                 made = METHODS[method](draw, budget)
                 row = {"method": method, "budget": budget, "draw": number, "parameters": made.model.num_parameters()}
-                store.add(row | decoder.perplexities(made.model) | {"MB": made.model.num_parameters() * 4 / 1e6, "seconds": made.seconds} | made.more)
+                store.add(
+                    row
+                    | decoder.perplexities(made.model)
+                    | {"MB": megabytes(made.model), "seconds": made.seconds}
+                    | made.more
+                )
                 print(store.rows[-1], flush=True)
+
+
+def megabytes(model: PreTrainedModel) -> float:
+    """Return the size of the weights of a model in float32."""
+    return model.num_parameters() * 4 / 1e6
 
 
 def averaged(rows: Sequence[dict]) -> list[dict]:

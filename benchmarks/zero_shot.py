@@ -2,22 +2,24 @@ r"""Score decoders without examples or training, by the log-likelihood of answer
 
     python benchmarks/zero_shot.py ORIGINAL [SMALLER ...] [--limit 400]
 
-ORIGINAL and SMALLER are folders; the tokenizer is the original's. Of each dev set the first examples count. SST-2 and
-RTE: accuracy x 100, where the answer is the word with the larger log-likelihood after the prompt; prompts and words are
-those of the Language Model Evaluation Harness of EleutherAI (lm_eval/tasks/glue/{sst2,rte}/default.yaml). CoLA: the
-area under the ROC curve x 100 of the log-likelihood of a sentence, summed over its tokens, as a sign that it is
-acceptable; longer sentences have lower sums. "Flips" is the share of answers that differ from the original's, x 100.
+ORIGINAL and SMALLER are folders; those of `real_decoder.py` lie in WORK/real_decoder/, as METHOD-BUDGET-DRAW. The
+tokenizer is the original's. Of each dev set the first examples count. SST-2 and RTE: accuracy x 100, where the answer
+is the word with the larger log-likelihood after the prompt; prompts and words are those of the Language Model
+Evaluation Harness of EleutherAI (lm_eval/tasks/glue/{sst2,rte}/default.yaml). CoLA: the area under the ROC curve x 100
+of the log-likelihood of a sentence, summed over its tokens, as a sign that it is acceptable; longer sentences have
+lower sums. "Flips" is the share of answers that differ from the original's, x 100.
 """
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from sklearn.metrics import roc_auc_score
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from common import lines_of, table
+from common import lines_of, table, write
 
 LIMIT, AT_ONCE = 400, 16  # examples of each task; rows of a batch
 WORDS = {"SST-2": ("negative", "positive"), "RTE": ("True", "False")}  # in the order of their labels
@@ -103,7 +105,9 @@ def rows_of(folders: Iterable[str], tokenizer: PreTrainedTokenizerBase, limit: i
     """Return the row of every model; the first is the original."""
     rows: list[dict] = []
     for folder in folders:
-        rows.append({"model": folder} | scores(AutoModelForCausalLM.from_pretrained(folder).eval(), tokenizer, limit))
+        rows.append(
+            {"model": Path(folder).name} | scores(AutoModelForCausalLM.from_pretrained(folder).eval(), tokenizer, limit)
+        )
         rows[-1] |= flips(rows[-1], rows[0])
         print(table(rows[-1:], COLUMNS).splitlines()[-1], flush=True)
     return rows
@@ -116,7 +120,9 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(arguments.models[0])
-    print(table(rows_of(arguments.models, tokenizer, arguments.limit), COLUMNS))
+    rows = rows_of(arguments.models, tokenizer, arguments.limit)
+    print(table(rows, COLUMNS))
+    write("zero_shot", [{name: row[name] for name in COLUMNS} for row in rows])
 
 
 if __name__ == "__main__":

@@ -134,15 +134,17 @@ def refitted_in_order(
             with undone(measured.layers, measured.sites) as tried:
                 install(tried, found)
                 for reader in group:
+                    # not the site's own: installing fits may have replaced it
                     projection, fits = model.get_submodule(reader.output), refits[reader.output]
+                    wanted = targets.pop(reader.output)
                     if fits is None:
                         with smaller.at(reader.site.path):
-                            output = refit(model, reader, examples, targets[reader.output])
+                            output = refit(model, reader, examples, wanted)
                         fits = [] if output is None else [RefittedOutput(output.rounded(projection))]
                         kept.add(f"{reader.site.path}, refitted", choices, fits)
                         refits[reader.output] = fits
                     for fit in fits:
-                        fit.put_into(reader.site, None)
+                        refit_output(projection, cast(RefittedOutput, fit).output)
         for reader in group:
             if fits := refits[reader.output]:
                 found.setdefault(reader.site.path, []).extend(fits)

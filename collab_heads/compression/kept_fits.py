@@ -76,7 +76,7 @@ class KeptFits:
             return None
         try:
             with safe_open(file, "pt") as stored:
-                tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (not a dict)
+                tensors = {name: stored.get_tensor(name) for name in stored.keys()}
                 return [unpacked(each, tensors) for each in json.loads(stored.metadata()[KEY])]
         except (SafetensorError, OSError, ValueError, TypeError, LookupError, RuntimeError) as error:
             raise DataError(f"{file} holds no fits of a site ({error}): delete it to fit the site again") from error
@@ -127,9 +127,9 @@ def unpacked(stored: Any, tensors: Mapping[str, Tensor]) -> Any:
         return tensors[stored["tensor"]]
     if "query_key" in stored:
         weights = {name: unpacked(each, tensors) for name, each in stored["weights"].items()}
-        state, dtype = unpacked(stored["query_key"], tensors), next(iter(weights.values())).dtype
-        dims = (weights[f"{name}.weight"].shape[1] for name in ("shared_query", "shared_key"))
-        made = build_query_key(state, stored["heads"], *dims, dtype=dtype)
+        query, key = (weights[f"{name}.weight"] for name in ("shared_query", "shared_key"))
+        state, dims = unpacked(stored["query_key"], tensors), (query.shape[1], key.shape[1])
+        made = build_query_key(state, stored["heads"], *dims, dtype=query.dtype)
         made.load_state_dict(weights)
         for name in stored["frozen"]:
             made.get_parameter(name).requires_grad_(False)

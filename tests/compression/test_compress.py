@@ -20,8 +20,8 @@ from unchanged import assert_unchanged, refused, snapshot
 from collab_heads import compress, plan, prune_heads, swap_to_alpha, swap_to_collaborative, swap_to_gated
 from collab_heads.base.option_values import SITE_PARTS as PARTS
 from collab_heads.compression import fitting, latency
-from collab_heads.compression.parts.part import RefittedOutput
 from collab_heads.compression.measures import COUNTED
+from collab_heads.compression.parts.part import RefittedOutput
 from collab_heads.compression.parts.shape import UNCHANGED
 from collab_heads.errors import ArgumentError, CalibrationError, ModelStateError, NonFiniteError, UnsupportedModelError
 from collab_heads.model import apply_state
