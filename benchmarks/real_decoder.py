@@ -7,9 +7,9 @@ MODEL is the folder that `real_models.py` of the shared folder makes; it is read
 the model of four bits. Nothing is trained but in "distilled". A draw is 64 pieces of 128 tokens of news (RTE's training
 sentences), and the seed of all that follows. "Twice as much news" has 128 pieces; "and its own" adds 64 texts that the
 model writes itself (`generate_batches`). "Distilled" trains the latter for 200 steps on other texts of both kinds.
-Peers get the same pieces: blocks beside each other are dropped by angular distance (Gromov et al., 2024), or anywhere
-by block influence (ShortGPT, Men et al., 2024); SliceGPT, ReplaceMe, FLAP, 2SSP and OSSCAR are in `slicegpt.py`,
-`decoder_peers.py` and `osscar.py`. Budgets are shares of the parameters of the layers, with what a method adds to them;
+Peers get the same pieces, and texts of its own where the row says so. Blocks beside each other are dropped by angular
+distance (Gromov et al., 2024), or anywhere by block influence (ShortGPT, Men et al., 2024); SliceGPT, ReplaceMe, FLAP,
+2SSP and OSSCAR are in `slicegpt.py`, `decoder_peers.py` and `osscar.py`. Budgets are shares of the parameters of the layers, with what a method adds to them;
 "parameters" are those of the whole model. The original uses one matrix for its tokens and for its output; SliceGPT
 needs two, which "parameters" shows and its budget does not. "Bits alone" changes no size: GPTQ on the same pieces, in
 blocks of 32 with a half-precision scale each; embeddings are rounded, to 8 bits unless the row says otherwise. "MB" is
@@ -49,7 +49,7 @@ from common import WORK, RowStore, compressed_copy, lines_of, shared
 PIECES, LENGTH, TESTED, AT_ONCE = 64, 128, 48, 16
 STEPS, OWN, PER_STEP = 200, 512, 8  # of a distillation: steps, its own texts, pieces per step
 RATE = 0.003  # twelve steps at 0.01 make the model worse, at 0.003 better
-COLUMNS = {"method": "", "budget": "", "parameters": ",.0f", "MB": ".0f", "draws": ""}
+COLUMNS = {"method": "", "budget": "", "parameters": ",.0f", "MB": ",.0f", "draws": ""}
 DOMAINS = ("news", "web", "python", "reviews")
 COLUMNS |= dict.fromkeys(DOMAINS, ".1f") | {f"more {name}": "" for name in DOMAINS}
 COLUMNS |= {"predicted": ".2f", "measured": ".2f", "seconds": ".0f"}
@@ -188,9 +188,12 @@ def without_blocks(draw: Draw, budget: float, *, adjacent: bool) -> Made:
     return Made(model, time.process_time() - started)
 
 
-def peer(draw: Draw, budget: float, *, method: Callable[[PreTrainedModel, Batches, float], PreTrainedModel]) -> Made:
-    """Make the model smaller by the method of others, on the same pieces of news."""
-    model, batches = draw.decoder.load(), draw.news()
+def peer(
+    draw: Draw, budget: float, *, method: Callable[[PreTrainedModel, Batches, float], PreTrainedModel], own: int = 0
+) -> Made:
+    """Make the model smaller by the method of others, on the same pieces of news, and on texts of its own."""
+    model = draw.decoder.load()
+    batches = draw.news() + (generate_batches(model, own, LENGTH, seed=draw.number) if own else [])
     started = time.process_time()
     return Made(method(model, batches, budget), time.process_time() - started)
 
@@ -212,7 +215,9 @@ METHODS: dict[str, Callable[[Draw, float], Made]] = {
     "blocks dropped, ShortGPT": lambda draw, budget: without_blocks(draw, budget, adjacent=False),
     "SliceGPT": functools.partial(peer, method=sliced),
     "ReplaceMe": functools.partial(peer, method=replaced),
+    "ReplaceMe, and its own": functools.partial(peer, method=replaced, own=PIECES),
     "FLAP": functools.partial(peer, method=flap),
+    "FLAP, and its own": functools.partial(peer, method=flap, own=PIECES),
     "2SSP": functools.partial(peer, method=two_stages),
     "OSSCAR": functools.partial(peer, method=osscar),
     "8 bits alone": functools.partial(bits_alone, bits=8),
@@ -239,18 +244,8 @@ def measure(arguments: argparse.Namespace, store: RowStore) -> None:
                     continue
                 made = METHODS[method](draw, budget)
                 row = {"method": method, "budget": budget, "draw": number, "parameters": made.model.num_parameters()}
-                store.add(
-                    row
-                    | decoder.perplexities(made.model)
-                    | {"MB": megabytes(made.model), "seconds": made.seconds}
-                    | made.more
-                )
+                store.add(row | decoder.perplexities(made.model) | {"seconds": made.seconds} | made.more)
                 print(store.rows[-1], flush=True)
-
-
-def megabytes(model: PreTrainedModel) -> float:
-    """Return the size of the weights of a model in float32."""
-    return model.num_parameters() * 4 / 1e6
 
 
 def averaged(rows: Sequence[dict]) -> list[dict]:
@@ -261,13 +256,14 @@ def averaged(rows: Sequence[dict]) -> list[dict]:
     for method, budget in sorted(pairs, key=lambda pair: (order.index(pair[0]), -pair[1])):
         same = [row for row in rows if (row["method"], row["budget"]) == (method, budget)]
         made = {"method": method, "budget": budget, "draws": len(same)}
-        for name in ("parameters", "MB", "predicted", "measured", "seconds"):
+        for name in ("parameters", "predicted", "measured", "seconds"):
             if name in same[0]:
                 made[name] = statistics.mean(row[name] for row in same)
+        made["MB"] = statistics.mean(row.get("MB", 4e-6 * row["parameters"]) for row in same)  # in float32
         for name in DOMAINS:
             made[name] = statistics.geometric_mean(row[name] for row in same)
             more = sorted(100 * (row[name] / original[name] - 1) for row in same)
-            said = dict.fromkeys(f"{percent:+.0f}" for percent in (more[0], more[-1]))
+            said = dict.fromkeys(f"{round(percent) + 0:+d}" for percent in (more[0], more[-1]))
             made[f"more {name}"] = "" if method == "original" else f"{' to '.join(said)} %"
         found.append(made)
     return found

@@ -282,8 +282,9 @@ def measure(arguments: argparse.Namespace, store: RowStore) -> None:
 def averaged(rows: Sequence[dict]) -> list[dict]:
     """Return one row for each method and budget: means over the draws, and what they lost."""
     (original,) = (row for row in rows if row["method"] == "original")
-    found = []
-    for method, budget in dict.fromkeys((row["method"], row["budget"]) for row in rows):
+    found, order = [], ["original", *METHODS]
+    pairs = {(row["method"], row["budget"]) for row in rows}
+    for method, budget in sorted(pairs, key=lambda pair: (order.index(pair[0]), -(pair[1] or 1))):
         same = [row for row in rows if (row["method"], row["budget"]) == (method, budget)]
         new = {"method": method, "budget": budget, "draws": len(same)}
         new |= {name: statistics.mean(row[name] for row in same) for name in MEANS if same[0].get(name) is not None}

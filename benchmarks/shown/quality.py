@@ -153,7 +153,7 @@ plain(
 plain(
     "real_decoder",
     "real_decoder",
-    {"method": "", "layers": ("budget", ""), "parameters": ",.0f", "draws": ""}
+    {"method": "", "layers": ("budget", ""), "parameters": ",.0f", "MB": ",.0f", "draws": ""}
     | dict.fromkeys(("news", "web", "python", "reviews"), ".1f")
     | {f"more, {name}": (f"more {name}", "") for name in ("news", "web", "python", "reviews")},
 )
@@ -164,6 +164,13 @@ plain(
     | dict.fromkeys(("STS-B", "SST-2", "retrieval"), ".2f")
     | {f"lost, {name}": ".2f" for name in ("STS-B", "SST-2", "retrieval")}
     | {"flips, %": ("flips", ".1f"), "neighbours, %": ("neighbours", ".1f"), "time": ".2f"},
+)
+plain(
+    "zero_shot",
+    "zero_shot",
+    {"model": ""}
+    | dict.fromkeys(("SST-2", "RTE", "CoLA"), ".1f")
+    | {f"flips, {name}, %": (f"flips, {name}", ".1f") for name in ("SST-2", "RTE")},
 )
 plain(
     "rotary_widths",

@@ -139,8 +139,8 @@ COMMANDS = {
             flag("--plan", "only show what every budget would cost; the model stays as it is"),
             flag(
                 "--measurements FILE",
-                "keep what is measured of every layer in this file, as soon as it is known: a run that was killed goes "
-                "on from there, and one with another budget begins with it",
+                "keep what is measured of every layer in this file, as soon as it is known, and the fits beside it: a "
+                "run that was killed goes on from there, and one with another budget begins with what was measured",
                 path,
                 of=COMPRESS,
             ),
