@@ -9,11 +9,11 @@ sentences), and the seed of all that follows. "Twice as much news" has 128 piece
 model writes itself (`generate_batches`). "Distilled" trains the latter for 200 steps on other texts of both kinds.
 Peers get the same pieces, and texts of its own where the row says so. Blocks beside each other are dropped by angular
 distance (Gromov et al., 2024), or anywhere by block influence (ShortGPT, Men et al., 2024); SliceGPT, ReplaceMe, FLAP,
-2SSP and OSSCAR are in `slicegpt.py`, `decoder_peers.py` and `osscar.py`. Budgets are shares of the parameters of the layers, with what a method adds to them;
-"parameters" are those of the whole model. The original uses one matrix for its tokens and for its output; SliceGPT
-needs two, which "parameters" shows and its budget does not. "Bits alone" changes no size: GPTQ on the same pieces, in
-blocks of 32 with a half-precision scale each; embeddings are rounded, to 8 bits unless the row says otherwise. "MB" is
-the size of the weights, in float32 but for these rows.
+2SSP and OSSCAR are in `slicegpt.py`, `decoder_peers.py` and `osscar.py`. Budgets are shares of the parameters of the
+layers, with what a method adds to them; "parameters" are those of the whole model. The original uses one matrix for its
+tokens and for its output; SliceGPT needs two, which "parameters" shows and its budget does not. "Bits alone" changes no
+size: GPTQ on the same pieces, in blocks of 32 with a half-precision scale each; embeddings are rounded, to 8 bits
+unless the row says otherwise. "MB" is the size of the weights, in float32 but for these rows.
 
 Perplexity per token, over 48 pieces of 128 tokens each: news (RTE's dev set), web pages and mail (UD English EWT),
 Python's documentation (of the version that runs this), and reviews of films (SST-2's dev set).
@@ -217,7 +217,6 @@ METHODS: dict[str, Callable[[Draw, float], Made]] = {
     "ReplaceMe": functools.partial(peer, method=replaced),
     "ReplaceMe, and its own": functools.partial(peer, method=replaced, own=PIECES),
     "FLAP": functools.partial(peer, method=flap),
-    "FLAP, and its own": functools.partial(peer, method=flap, own=PIECES),
     "2SSP": functools.partial(peer, method=two_stages),
     "OSSCAR": functools.partial(peer, method=osscar),
     "8 bits alone": functools.partial(bits_alone, bits=8),

@@ -78,7 +78,7 @@ class KeptFits:
             with safe_open(file, "pt") as stored:
                 tensors = {name: stored.get_tensor(name) for name in stored.keys()}
                 return [unpacked(each, tensors) for each in json.loads(stored.metadata()[KEY])]
-        except (SafetensorError, OSError, ValueError, TypeError, LookupError, RuntimeError) as error:
+        except (SafetensorError, OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
             raise DataError(f"{file} holds no fits of a site ({error}): delete it to fit the site again") from error
 
     def add(self, path: str, choices: Mapping[str, Choice], fits: Sequence[Fit]) -> None:
@@ -103,7 +103,7 @@ def packed(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         name = f"{len(tensors):03}"
         tensors[name] = value.detach().cpu().contiguous()
-        return {"tensor": name}
+        return {"tensor": name, "device": str(value.device)}
     if isinstance(value, QueryKey):
         weights = {name: packed(each, tensors) for name, each in value.state_dict().items()}
         frozen = [name for name, each in value.named_parameters() if not each.requires_grad]
@@ -118,18 +118,18 @@ def packed(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def unpacked(stored: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return what `packed` described; LookupError, TypeError, ValueError or RuntimeError on anything else."""
+    """Return what `packed` described, on the devices where it was; other errors on anything else."""
     if isinstance(stored, list):
         return [unpacked(each, tensors) for each in stored]
     if not isinstance(stored, dict):
         return stored
     if "tensor" in stored:
-        return tensors[stored["tensor"]]
+        return tensors[stored["tensor"]].to(stored["device"])
     if "query_key" in stored:
         weights = {name: unpacked(each, tensors) for name, each in stored["weights"].items()}
         query, key = (weights[f"{name}.weight"] for name in ("shared_query", "shared_key"))
         state, dims = unpacked(stored["query_key"], tensors), (query.shape[1], key.shape[1])
-        made = build_query_key(state, stored["heads"], *dims, dtype=query.dtype)
+        made = build_query_key(state, stored["heads"], *dims, device=query.device, dtype=query.dtype)
         made.load_state_dict(weights)
         for name in stored["frozen"]:
             made.get_parameter(name).requires_grad_(False)

@@ -11,7 +11,9 @@ from collab_heads.compression.kept_fits import KeptFits, packed, unpacked
 from collab_heads.compression.parts.part import RefittedOutput
 from collab_heads.compression.parts.shape import Choice
 from collab_heads.errors import DataError
+from collab_heads.layers.query_key_kinds import build_query_key
 from collab_heads.model.apply_state import OutputWeights
+from collab_heads.sites.state import QueryKeyState
 from families import FAMILIES
 
 OPTIONS = {"refine_steps": 2, "seed": 3}
@@ -119,6 +121,18 @@ def test_bits_and_types_of_tensors_stay():
     assert again.output.bias.dtype == torch.float64 and torch.equal(again.output.bias, fit.output.bias)
 
 
+def test_a_frozen_projection_stays_frozen():
+    state = QueryKeyState("per_head", 8, 4, 0.5, bias=True)
+    made, tensors = build_query_key(state, 2, 16, 12, dtype=torch.float64).eval(), {}
+    for parameter in made.parameters():
+        torch.nn.init.ones_(parameter)
+    made.shared_key.weight.requires_grad_(False)
+    again = unpacked(packed(made, tensors), tensors)
+    assert again.state == state and not again.training
+    for (name, one), other in zip(made.named_parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other) and one.requires_grad == other.requires_grad, name
+
+
 def damaged(file):
     content = file.read_bytes()
     return {
@@ -126,11 +140,14 @@ def damaged(file):
         "empty": b"",
         "an unknown class": content.replace(b"RefittedOutput", b"RefittedOutpux"),
         "an unknown tensor": content.replace(b'\\"000\\"', b'\\"009\\"'),
+        "no device": content.replace(b'\\"device\\": \\"cpu\\"', b'\\"device\\": \\"cpx\\"'),
         "a field too few": content.replace(b'\\"bias\\"', b'\\"bent\\"'),
     }
 
 
-@pytest.mark.parametrize("how", ["cut", "empty", "an unknown class", "an unknown tensor", "a field too few"])
+@pytest.mark.parametrize(
+    "how", ["cut", "empty", "an unknown class", "an unknown tensor", "no device", "a field too few"]
+)
 def test_damaged_fits_are_refused(how, tmp_path):
     kept, choices = KeptFits.beside(tmp_path / "file", {}), {"a": Choice.of(neurons=4)}
     kept.add("a", choices, some_fits())
