@@ -1,6 +1,5 @@
 """Store the weights of a model in few bits, and change no size: GPTQ for linear layers, rounding for embeddings."""
 
-import functools
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -27,7 +26,7 @@ def on_grid(
     linear = {
         each: Moments() for each in model.modules() if isinstance(each, nn.Linear) and id(each.weight) not in tables
     }
-    handles = [layer.register_forward_pre_hook(functools.partial(seen.add)) for layer, seen in linear.items()]
+    handles = [layer.register_forward_pre_hook(seen.add) for layer, seen in linear.items()]
     for batch in batches:
         for portion in portions(batch, False):
             for seen in linear.values():

@@ -33,7 +33,7 @@ Batches = Sequence[Mapping[str, Tensor]]
 
 
 class AttentionOutput:
-    """What `MPNetOutput` is for the feed-forward block: the last projection, the residual connection and the norm."""
+    """Add the last projection of attention to its input and normalise, as `MPNetOutput` does after the neurons."""
 
     def __init__(self, dense: nn.Linear, norm: nn.LayerNorm):
         self.dense, self.norm = dense, norm
