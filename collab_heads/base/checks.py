@@ -2,6 +2,7 @@
 
 import difflib
 import itertools
+import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
@@ -55,6 +56,22 @@ def check_seed(seed: object) -> None:
 
 
 MAX_SEED = 1 << 32  # numpy's limit, below torch's
+
+
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMG]?)B")
+PREFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
+
+
+def size_in_bytes(size: str) -> float:
+    """Return the bytes of a size such as "10MB".
+
+    Raises:
+        ArgumentError: if it is none.
+    """
+    found = SIZE.fullmatch(size.strip())
+    if found is None or not float(found[1]):
+        raise ArgumentError(f"{size!r:.40} must be a size such as '10MB' (kB, MB or GB), or a share such as 0.5")
+    return float(found[1]) * PREFIXES[found[2]]
 
 
 def is_count(value: object) -> TypeGuard[int]:

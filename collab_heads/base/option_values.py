@@ -7,6 +7,7 @@ Role = Literal["enc-self", "dec-self", "dec-enc"]
 ROLES: tuple[Role, ...] = get_args(Role)
 FeedForwardRole = Literal["enc-ffn", "dec-ffn"]  # of feed-forward blocks
 FEED_FORWARD_ROLES: tuple[FeedForwardRole, ...] = get_args(FeedForwardRole)
+TableRole = Literal["embedding"]  # of tables, which have nothing but their bits to be changed
 
 Allocation = Literal["uniform", "balanced"]  # of widths to sites
 ALLOCATIONS: tuple[Allocation, ...] = get_args(Allocation)
@@ -26,7 +27,9 @@ SitePart = Literal["heads", "query_key", "values", "neurons"]  # what of a site 
 REFINE_STEPS = 120  # Adam steps that fit a query/key projection
 SITE_PARTS: tuple[SitePart, ...] = get_args(SitePart)
 
-Measure = Literal["parameters", "operations", "cache", "time"]  # what a budget is of
+BITS = (3, 4, 8)  # of weights on a grid
+
+Measure = Literal["parameters", "bytes", "operations", "cache", "time"]  # what a budget is of
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 
 ModelShape = Literal["even", "free", "ctranslate2", "uniform"]  # which sizes `compress` may give to different sites

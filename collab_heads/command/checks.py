@@ -11,6 +11,7 @@ from collab_heads.base.checks import check_choice, missing_folder
 from collab_heads.base.extras import check_extra
 from collab_heads.base.option_values import (
     ALLOCATIONS,
+    BITS,
     CRITERION_WORDS,
     EXPORT_TARGETS,
     MEASURES,
@@ -50,6 +51,7 @@ def compress(args: Namespace) -> None:
         collab-heads compress MODEL --data reviews.csv --column text --max_error 0.1 --output_dir small
         collab-heads compress MODEL --data news.txt --validation manuals.txt --budget 0.8 --output_dir small
         collab-heads compress DECODER --data news.txt:2 code.txt:1 --generated 64 --budget 0.9 --output_dir small
+        collab-heads compress MODEL --data text.txt --bits 8 4 --budget 10MB --output_dir small
 
     `--plan` shows what every budget would cost in quality; `--distill_steps 300` brings back much of it. Text files
     have a sentence a line; gzipped where the name ends in .gz. A translation model takes two, or one and its own
@@ -63,8 +65,15 @@ def compress(args: Namespace) -> None:
         check_choice("--parts", part, SITE_PARTS)
     if args.budget is not None and args.max_error is not None:
         raise ArgumentError("--budget and --max_error exclude each other: give one")
-    if args.budget is not None and args.budget > 1:
+    if isinstance(args.budget, float) and args.budget > 1:
         raise ArgumentError(f"budget {args.budget} must be a share of what the layers have now: above 0, at most 1")
+    if others := [each for each in args.bits or () if each not in BITS]:
+        raise ArgumentError(f"--bits {others[0]}: weights may have {', '.join(map(str, BITS))}")
+    if args.bits and args.distill_steps:
+        raise ArgumentError(
+            "--bits and --distill_steps: weights that are trained leave their grids; distill in a first run, and give "
+            "--bits in a second one, for its result"
+        )
     if args.plan and args.validation:
         raise ArgumentError("--validation measures the smaller model, and --plan makes none: leave one of them out")
     if args.plan and (args.budget, args.max_error) != (None, None):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import getdoc
 
-from collab_heads.base.option_values import EXPORT_TARGETS, MEASURES, REPORT_PARTS, SITE_PARTS
+from collab_heads.base.option_values import BITS, EXPORT_TARGETS, MEASURES, REPORT_PARTS, SITE_PARTS
 from collab_heads.command import checks
 from collab_heads.training.options import heads, tasks
 from collab_heads.training.options.changes import COLLABORATIVE, DISTILLATION, FIT, SHAPES, SWAP, WIDTHS
@@ -18,6 +18,7 @@ from collab_heads.training.options.parser import (
     path,
     positive,
     seed,
+    share_or_size,
     utf8,
     width,
 )
@@ -146,7 +147,9 @@ COMMANDS = {
             ),
             flag(
                 "--budget SHARE",
-                "what is to be left of the layers, such as 0.5 (default, unless there is a --max_error)",
+                "what is to be left of the layers, such as 0.5 (default, unless there is a --max_error); or the size "
+                "of the weights of the whole model, such as 10MB",
+                share_or_size,
                 of=COMPRESS,
             ),
             flag(
@@ -156,6 +159,13 @@ COMMANDS = {
                 of=COMPRESS,
             ),
             flag("--of WHAT", f"what the budget is of: {', '.join(MEASURES)}", of=COMPRESS),
+            flag(
+                "--bits BITS",
+                f"bits that weights may have, embeddings included, some of {', '.join(map(str, BITS))} (default: "
+                "none); the budget is of bytes then",
+                count,
+                of=COMPRESS,
+            ),
             flag(
                 "--kind KIND",
                 "per_head: every head has its own, narrower query and key; shared: all heads use one, which is "

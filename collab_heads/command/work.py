@@ -80,6 +80,8 @@ def run_compress(args: Namespace) -> CompressReport | CompressionPlan:
         print("fitted to --data alone: with --generated 64 a language model keeps more of what it can do elsewhere")
     batches = [*batches, *own]
     given = {name: getattr(args, name) for name in options_of("compression.plan", "plan")}
+    if isinstance(args.budget, str) and args.of == "parameters":
+        given["of"] = "bytes"
     made = plan(model, batches, **{name: value for name, value in given.items() if value is not None})
     print(made)
     if args.plan:

@@ -29,7 +29,7 @@ from collab_heads.compression.report import CompressedSite, CompressReport, Cost
 from collab_heads.errors import ArgumentError
 from collab_heads.model.open_layers import OpenLayers
 from collab_heads.model.opened import opened
-from collab_heads.model.site_size import size_of
+from collab_heads.model.site_size import num_bytes, size_of
 from collab_heads.running.batches import each_batch
 from collab_heads.sites.state import QueryKeyKind
 
@@ -42,7 +42,7 @@ NEAR = 0.95  # of the error that was asked for
 def compress(
     model: PreTrainedModel,
     batches: Iterable[Mapping] | CompressionPlan,
-    budget: float | None = None,
+    budget: float | str | None = None,
     *,
     max_error: float | None = None,
     of: Measure = "parameters",
@@ -53,6 +53,7 @@ def compress(
     multiple_of: int = 1,
     refine_steps: int = REFINE_STEPS,
     seed: int = 0,
+    bits: int | Iterable[int] | None = None,
     measurements: str | Path | None = None,
     plan: CompressionPlan | None = None,
     validation: Iterable[Mapping] | None = None,
@@ -84,13 +85,13 @@ def compress(
         batches: input dicts as the model takes them, without labels: 256 to 2,048 sentences like those that it is used
             on. Or a plan that `plan` made for this model, with its own options.
         budget: the share of the layers' present cost to keep, above 0 and at most 1: of attention and feed-forward
-            blocks, unless `parts` or `sites` say otherwise. Embeddings are not among them. Without `max_error` the
-            default is 0.5.
+            blocks, unless `parts` or `sites` say otherwise. Embeddings are not among them, unless they may have `bits`.
+            Without `max_error` the default is 0.5. Or the size of the whole model's weights, as in "10MB" (10^6 bytes).
         max_error: instead of a budget, the largest error of the model's output, on examples that no fit has seen. For
             models without a head and regressions, the error is the root mean square of the change, relative to the
             standard deviation of the output; for classifiers and language models, the root of twice the mean
             Kullback-Leibler divergence. The model becomes as small as this allows.
-        of: the measure of the budget: "parameters", "operations", "cache" or "time"; `plan` defines them.
+        of: the measure of the budget: "parameters", "bytes", "operations", "cache" or "time"; `plan` defines them.
         sites: roles or paths of the sites that may change, feed-forward blocks ("enc-ffn", "dec-ffn") included; None
             for all.
         parts: the parts that may become smaller: some of "heads" (their number), "query_key" and "values" (their
@@ -105,6 +106,9 @@ def compress(
             do not change stay as they are.
         refine_steps: Adam steps that fit each narrower query/key projection to the original output of its site.
         seed: seed of the order of the inputs in the refinement.
+        bits: the bits that weights may have, embeddings included: some of 8, 4 and 3; None for floating-point numbers
+            alone. Weights are put on grids (blocks of 32 along the input, a half-precision scale each) by GPTQ, and
+            stay in float32 in use; `save_pretrained` packs them. Weights that are trained further leave their grids.
         measurements: a file that keeps what is measured of each site, as JSON, as soon as it is known. A plan that was
             killed goes on from there, and a later call with the same model, batches and options takes all of it, also
             for another budget, `of` or `shape`. Fits are kept beside it until `compress` is done, in the folder
@@ -129,11 +133,14 @@ def compress(
         raise ArgumentError(f"budget={budget!r} and max_error={max_error!r} exclude each other: give one")
     if max_error is not None and not (is_number(max_error) and max_error > 0):
         raise ArgumentError(f"max_error {max_error!r} must be a number above 0: the error that the output may have")
-    share = check_budget(0.5 if budget is None else budget)
-    options = PlanOptions(of, sites, parts, kind, shape, multiple_of, refine_steps, seed)
     if isinstance(batches, CompressionPlan) and plan is not None:
         raise ArgumentError("there are two plans: pass batches and the plan= that is to be fitted to them")
     given = batches if isinstance(batches, CompressionPlan) else plan
+    if budget is None and max_error is None:
+        budget = 0.5
+    if budget is not None and isinstance(check_budget(budget), str) and of == "parameters" and given is None:
+        of = "bytes"
+    options = PlanOptions(of, sites, parts, kind, shape, multiple_of, refine_steps, seed, bits)
     if given is not None:
         if own := options.changed() + ["measurements"] * (measurements is not None):
             raise ArgumentError(f"{', '.join(own)}: a plan has its own; give what is to count to plan()")
@@ -147,12 +154,13 @@ def compress(
     with opened(model, changes=True, of="layers") as layers, one_bar("compress", phases):
         other = None if validation is None else Probe(model, prepared(model, each_batch(validation)), [])
         made, measured = plan_for(layers, batches, options, plan, measurements)
+        share = None if budget is None else made.share_of(budget)
         chosen = (
-            FittedChoice.of(measured, made.choose(share), other)
-            if max_error is None
-            else smallest(made, measured, max_error, other)
+            smallest(made, measured, cast(float, max_error), other)
+            if share is None
+            else FittedChoice.of(measured, made.choose(share), other)
         )
-        report = report_of(made, measured, chosen, share if max_error is None else None, max_error)
+        report = report_of(made, measured, chosen, share, max_error)
         # Nothing has changed up to here; nothing can fail from here on.
         install(layers, chosen.fitted)
     measured.kept.remove()
@@ -222,11 +230,6 @@ def operations_share(measured: Measurements, choices: Choices) -> float:
         for chosen in (dict.fromkeys(uses, UNCHANGED), choices)
     )
     return (after + others) / (before + others)
-
-
-def num_bytes(model: PreTrainedModel) -> int:
-    """Return the memory that the parameters of a model take, in bytes; those that are used twice count once."""
-    return sum(parameter.nbytes for parameter in model.parameters())
 
 
 class FittedChoice(NamedTuple):
@@ -300,4 +303,6 @@ def site_report(made: CompressionPlan, use: SiteUse, path: str, choice: Choice) 
         cache_before=before.cache * bool(use.work.cached),
         cache_after=after.cache * bool(use.work.cached),
         predicted_error=math.sqrt(made.option(path, choice).error),
+        bits_before=whole.bits,
+        bits_after=geometry.bits,
     )

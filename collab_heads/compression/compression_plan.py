@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from collab_heads.base.checks import check_choice, is_count, is_index, is_number
-from collab_heads.base.option_values import MODEL_SHAPES, FeedForwardRole, ModelShape, SitePart
+from collab_heads.base.checks import check_choice, is_count, is_index, is_number, size_in_bytes
+from collab_heads.base.option_values import BITS, MODEL_SHAPES, FeedForwardRole, ModelShape, SitePart, TableRole
 from collab_heads.base.progress import progress_bar
 from collab_heads.base.report import text_table
 from collab_heads.compression.fitting import fit_choices, fitted_error
@@ -25,6 +25,7 @@ from collab_heads.compression.spending import AnySpending, Option
 from collab_heads.errors import ArgumentError
 from collab_heads.files.reading import read_document, write_document
 from collab_heads.model.opened import opened
+from collab_heads.model.site_size import FLOAT
 from collab_heads.plots.curves import budget_curve
 from collab_heads.sites.site import Role
 from collab_heads.sites.state import expect
@@ -32,7 +33,7 @@ from collab_heads.sites.state import expect
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-VERSION = 1  # of the file of a plan
+VERSION = 2  # of the file of a plan
 POINTS = 64  # of a curve
 AMOUNTS = "a number of 0 or more for every choice"
 TABLE_BUDGETS = (0.9, 0.75, 0.66, 0.5, 0.4, 0.33, 0.25, 0.2, 0.15, 0.1)
@@ -53,7 +54,7 @@ class PlannedSite:
     """
 
     path: str
-    role: Role | FeedForwardRole
+    role: Role | FeedForwardRole | TableRole
     whole: Mapping[SitePart, int]
     choices: tuple[Choice, ...]
     costs: tuple[float, ...]
@@ -70,7 +71,8 @@ class PlannedSite:
 
     def to_dict(self) -> dict:
         sizes = [[choice.get(part) for part in self.whole] for choice in self.choices]
-        return asdict(self) | {"whole": dict(self.whole), "choices": sizes}
+        bits = [choice.bits for choice in self.choices]
+        return asdict(self) | {"whole": dict(self.whole), "choices": sizes, "bits": bits}
 
     @classmethod
     def from_dict(cls, stored: Mapping) -> PlannedSite:
@@ -84,7 +86,12 @@ class PlannedSite:
         for sizes in stored["choices"]:
             fit = [size is None or is_index(size, most) for size, most in zip(sizes, whole.values(), strict=True)]
             expect(all(fit), f"a choice of {path}", sizes, f"sizes below {whole}, or null")
-        choices = tuple(Choice.of(**dict(zip(whole, sizes, strict=True))) for sizes in stored["choices"])
+        on_grids = stored["bits"]
+        expect(all(bits is None or is_grid(bits) for bits in on_grids), f"bits of {path}", on_grids, f"some of {BITS}")
+        choices = tuple(
+            Choice.of(bits, **dict(zip(whole, sizes, strict=True)))
+            for sizes, bits in zip(stored["choices"], on_grids, strict=True)
+        )
         expect(choices[-1] == UNCHANGED, f"the last choice of {path}", choices[-1], "the site as it is")
         for name in ("costs", "errors"):
             numbers = stored[name]
@@ -106,6 +113,7 @@ class CompressionPlan:
         allowed: sets of choices, as indices per site; within a set every site may take any of its own.
         measured: what choices are fitted with; None in a plan that was loaded.
         seconds: the time that `plan` took to make it.
+        rest: the bytes of the model's other weights.
     """
 
     options: PlanOptions
@@ -114,6 +122,7 @@ class CompressionPlan:
     allowed: list[list[list[int]]]
     measured: Measurements | None = None
     seconds: float = 0.0
+    rest: float = 0.0
 
     def __post_init__(self) -> None:
         self.spending = AnySpending([site.options for site in self.sites], self.allowed)
@@ -152,16 +161,39 @@ class CompressionPlan:
         """Return the smallest predicted error of the output among all changes."""
         return math.sqrt(min((error for site in self.sites for error in site.errors[:-1]), default=0.0))
 
-    def choose(self, budget: float) -> dict[str, Choice]:
+    def share_of(self, budget: float | str) -> float:
+        """Return a budget as a share of `whole`.
+
+        Args:
+            budget: a share, or the size of the whole model's weights, as in "10MB".
+
+        Raises:
+            ArgumentError: if it is neither, the plan is not of bytes, or the model is smaller or cannot be so small.
+        """
+        if not isinstance(budget, str):
+            return check_budget(budget)
+        size = size_in_bytes(budget)
+        if self.of != "bytes":
+            raise ArgumentError(f"budget {budget!r}: the plan is of {self.of}, a size needs one of bytes (of='bytes')")
+        least, most = self.rest + self.spending.least, self.rest + self.whole
+        if not least <= size <= most:
+            raise ArgumentError(
+                f"budget {budget!r}: the weights of the model take {most / 1e6:,.6g} MB, and {least / 1e6:,.6g} MB at "
+                f"the least in the shape {self.shape!r}" + ("" if self.options.bits else "; fewer with bits=(8, 4)")
+            )
+        return (size - self.rest) / self.whole
+
+    def choose(self, budget: float | str) -> dict[str, Choice]:
         """Choose what each site gets under a budget: path -> choice.
 
         Args:
-            budget: a share of `whole`.
+            budget: a share of `whole`, or a size of the whole model, see `share_of`.
 
         Raises:
             ArgumentError: if the budget is not a share, or below that of the fewest heads and the smallest widths.
         """
-        if check_budget(budget) < self.least:
+        budget = self.share_of(budget)
+        if budget < self.least:
             raise ArgumentError(
                 f"budget {budget!r} of {self.of} is below {math.ceil(1000 * self.least) / 1000}, which the fewest "
                 f"heads and neurons and the smallest widths give in the shape {self.shape!r}"
@@ -210,11 +242,11 @@ class CompressionPlan:
         """
         return math.sqrt(math.fsum(self.option(path, choice).error for path, choice in choices.items()))
 
-    def measure(self, budgets: Iterable[float]) -> list[tuple[float, float]]:
+    def measure(self, budgets: Iterable[float | str]) -> list[tuple[float, float]]:
         """Measure the error of the output at some budgets: install the choices of each budget, and remove them again.
 
         Args:
-            budgets: shares of `whole`, each at least `least`.
+            budgets: as `choose` takes them.
 
         Returns:
             (budget, error) for every budget.
@@ -225,7 +257,10 @@ class CompressionPlan:
         with opened(measured.model, measured.layers.adapter, changes=True, of="layers") as layers:
             measured.check_model(layers)
             with progress_bar(list(budgets), desc="measuring budgets") as listed:
-                found = [(each, fitted_error(measured, fit_choices(measured, self.choose(each)))) for each in listed]
+                found = [
+                    (self.share_of(each), fitted_error(measured, fit_choices(measured, self.choose(each))))
+                    for each in listed
+                ]
             measured.kept.remove()
             return found
 
@@ -259,7 +294,7 @@ class CompressionPlan:
         ]
         sites = [site.to_dict() for site in self.sites]
         content = {"options": self.options.to_dict(), "shape": self.shape, "sites": sites, "allowed": allowed}
-        return write_document(path, {"version": VERSION, "seconds": self.seconds, **content})
+        return write_document(path, {"version": VERSION, "seconds": self.seconds, "rest": self.rest, **content})
 
     @classmethod
     def load(cls, path: str | Path) -> CompressionPlan:
@@ -285,8 +320,9 @@ class CompressionPlan:
             paths = [site.path for site in sites]
             expect(len(set(paths)) == len(paths), "the paths", paths, "each site once")
             check_choice("shape", stored["shape"], MODEL_SHAPES)
-            expect(is_amount(stored["seconds"]), "seconds", stored["seconds"], "a number, 0 or more")
-            return cls(PlanOptions(**stored["options"]), stored["shape"], sites, allowed, seconds=stored["seconds"])
+            numbers = {name: stored[name] for name in ("seconds", "rest")}
+            expect(all(map(is_amount, numbers.values())), "seconds and rest", numbers, "numbers, 0 or more")
+            return cls(PlanOptions(**stored["options"]), stored["shape"], sites, allowed, **numbers)
 
         return read_document(path, VERSION, "plan of a compression", build)
 
@@ -307,8 +343,14 @@ class CompressionPlan:
                 choices = self.choose(budget)
                 rows.append([f"{budget:.2f}", f"{self.predicted(choices):.4f}", *spread(self.sites, choices)])
         header = ["budget", "predicted error", *(part.heading for part in PARTS.values())]
+        header += ["bits"] if self.options.bits else []
         last = f"budgets are shares of {self.whole:,.6g} {UNITS[self.of]}; the smallest is {self.least:.3f}"
         return text_table(header, rows, last)
+
+
+def is_grid(value: object) -> bool:
+    """Return True for bits that a grid has."""
+    return is_count(value) and value in BITS
 
 
 def is_amount(value: object) -> bool:
@@ -325,8 +367,11 @@ def largest(near: float, fits: Callable[[float], bool]) -> float:
     return near
 
 
-def check_budget(budget: float) -> float:
-    """Return a budget, or raise ArgumentError if it is not a share."""
+def check_budget(budget: Any) -> Any:
+    """Return a budget, or raise ArgumentError if it is neither a share nor a size."""
+    if isinstance(budget, str):
+        size_in_bytes(budget)
+        return budget
     if not is_number(budget) or not 0 < budget <= 1:
         raise ArgumentError(f"budget {budget!r} must be a share of what the layers have now: above 0, at most 1")
     return budget
@@ -339,4 +384,5 @@ def spread(sites: Iterable[PlannedSite], choices: Choices) -> list[str]:
         wholes = {site.path: site.whole[name] for site in sites if name in site.whole}
         sizes = [whole if (size := choices[path].get(name)) is None else size for path, whole in wholes.items()]
         found.append(part.summary(sizes, list(wholes.values())) if sizes else "")
-    return found
+    numbers = {choices[site.path].bits or FLOAT for site in sites}
+    return found + ([" ".join(map(str, sorted(numbers)))] if numbers != {FLOAT} else [])

@@ -28,6 +28,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.numerics import few_threads, float64, solve_positive
 from collab_heads.base.progress import progress_bar
+from collab_heads.compression.bits import GridFit, InputSums, on_grid, rounded
 from collab_heads.compression.measurements import Measurements
 from collab_heads.compression.parts.part import Fit, RefittedOutput, install
 from collab_heads.compression.parts.shape import UNCHANGED, Choice
@@ -36,6 +37,7 @@ from collab_heads.compression.probe import Probe
 from collab_heads.compression.residual_readers import Reader, find_readers, watching
 from collab_heads.layers.layout import weight_of, widths
 from collab_heads.model.apply_state import OutputWeights, refit_output, undone
+from collab_heads.model.open_layers import OpenPart, OpenTable
 from collab_heads.running.batches import EnoughSeen, run_batches
 from collab_heads.running.blocks import BlockStarts
 from collab_heads.running.portions import portions
@@ -47,7 +49,8 @@ def fit_choices(
     """Fit choices for sites: path -> fits of every site that changes; the model stays as it is.
 
     The last projections are then refitted in the order of the sites (`refitted_in_order`). This is kept if it
-    reduces the error of the output on the examples that are held out, and on others with them.
+    reduces the error of the output on the examples that are held out, and on others with them. Weights are put on grids
+    last (`put_on_grids`).
 
     Args:
         measured: the measurements of the model.
@@ -55,6 +58,7 @@ def fit_choices(
         elsewhere: measures the error on examples of another kind.
     """
     layers, options, fitted = measured.layers, measured.options.fit, {}
+    with_bits, choices = choices, {path: choice.in_float for path, choice in choices.items()}
     changing = [site for site in measured.sites if choices[site.path] != UNCHANGED]
     for site in progress_bar(changing, desc="fitting sites"):
         path, shape = site.path, measured.shapes[site.path]
@@ -67,8 +71,8 @@ def fit_choices(
     refitted = refitted_in_order(measured, fitted, choices)
     probes = [measured.probe, *([] if elsewhere is None else [elsewhere])]
     if refitted and square(measured, refitted, probes) < square(measured, fitted, probes):
-        return refitted
-    return fitted
+        fitted = refitted
+    return put_on_grids(measured, fitted, with_bits)
 
 
 def square(measured: Measurements, fitted: Mapping[str, Sequence[Fit]], probes: Sequence[Probe]) -> float:
@@ -83,7 +87,7 @@ def fitted_error(measured: Measurements, fitted: Mapping[str, Sequence[Fit]], pr
         fitted: path -> fits, as `fit_choices` returns them.
         probe: what measures the error; None for that of the measurements.
     """
-    with undone(measured.layers, measured.sites) as tried:
+    with undone(measured.layers, measured.changing) as tried:
         install(tried, fitted)
         return (probe or measured.probe).error()
 
@@ -150,6 +154,53 @@ def refitted_in_order(
                 found.setdefault(reader.site.path, []).extend(fits)
                 is_refitted = True
     return found if is_refitted else {}
+
+
+def put_on_grids(
+    measured: Measurements, fitted: dict[str, list[Fit]], choices: Mapping[str, Choice]
+) -> dict[str, list[Fit]]:
+    """Put weights on grids after some fits; the model is unchanged afterwards.
+
+    Args:
+        measured: the measurements of the model.
+        fitted: path -> fits of every site that changes its sizes.
+        choices: path -> choice; those with bits count.
+
+    Returns:
+        The same fits, each followed by a `GridFit` where the choice has bits.
+    """
+    kept, model = measured.kept, measured.model
+    bits = {path: choice.bits for path, choice in choices.items() if choice.bits is not None}
+    if not bits:
+        return fitted
+    measured.fitted.release()
+    examples, _ = examples_of(measured)
+    starts = BlockStarts(model, measured.sites, examples, whole)
+    found = {path: [*fits] for path, fits in fitted.items()}
+    paths = [each.path for each in (*measured.tables, *measured.sites) if each.path in bits]
+    with undone(measured.layers, measured.changing) as tried:
+        install(tried, found)
+        for path in progress_bar(paths, desc="putting weights on grids"):
+            name = f"{path}, on a grid"
+            if (fits := kept.find(name, choices)) is None:
+                fits = [grid_fit(measured, tried.at(path), bits[path], examples, starts)]
+                kept.add(name, choices, fits)
+            install(tried, {path: fits})
+            found.setdefault(path, []).extend(fits)
+    return found
+
+
+def grid_fit(
+    measured: Measurements, site: OpenPart, bits: int, examples: Sequence[Mapping], starts: BlockStarts
+) -> GridFit:
+    """Return the weights of a site on a grid: what is before it in the model is as it will be."""
+    if isinstance(site, OpenTable):
+        return rounded(site, bits)
+    sums = InputSums(site, {}, measured.work[site.path].calls)
+    with starts.at(site.path):
+        seconds = sums.of(measured.model, examples)
+    with few_threads(widths(site.output)[0]):
+        return on_grid(site, bits, seconds)
 
 
 def whole(example: Mapping) -> tuple[Mapping]:

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from collab_heads.compression.bits import GridFit
 from collab_heads.compression.parts.heads import KeptHeads
 from collab_heads.compression.parts.neurons import KeptNeurons
 from collab_heads.compression.parts.part import Fit, RefittedOutput
@@ -24,6 +25,7 @@ from collab_heads.files.checkpoint import digest_of
 from collab_heads.layers.query_key import QueryKey
 from collab_heads.layers.query_key_kinds import build_query_key
 from collab_heads.layers.values import ValueWeights
+from collab_heads.layers.weight_grid import GridWeights
 from collab_heads.model.apply_state import OutputWeights
 from collab_heads.sites.state import QueryKeyState, ValueState
 
@@ -31,8 +33,8 @@ END, KEY = ".fits", "fits"
 STORED = {  # what fits consist of
     each.__name__: each
     for each in (
-        *(KeptHeads, KeptNeurons, NarrowValues, Projection, RefittedOutput),
-        *(OutputWeights, ValueWeights, ValueState, QueryKeyState),
+        *(KeptHeads, KeptNeurons, NarrowValues, Projection, RefittedOutput, GridFit),
+        *(OutputWeights, ValueWeights, ValueState, QueryKeyState, GridWeights),
     )
 }
 
@@ -58,7 +60,7 @@ class KeptFits:
         """Return the file of a site's fits, which depend on some choices."""
         if self.folder is None:
             return None
-        sizes = {name: dict(choice.sizes) for name, choice in choices.items()}
+        sizes = {name: (dict(choice.sizes), choice.bits) for name, choice in choices.items()}
         return self.folder / f"{digest_of([('run', dict(self.run)), ('choices', sizes), ('site', path)])}.safetensors"
 
     def find(self, path: str, choices: Mapping[str, Choice]) -> list[Fit] | None:

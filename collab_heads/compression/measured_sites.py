@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from collab_heads.base.checks import is_number
-from collab_heads.base.option_values import SitePart
+from collab_heads.compression import bits
 from collab_heads.compression.options import PlanOptions
 from collab_heads.compression.parts.shape import Shape
-from collab_heads.compression.parts.table import PARTS, parts_of
+from collab_heads.compression.parts.table import parts_of
 from collab_heads.errors import OutputError
 from collab_heads.files.checkpoint import check_same_run, digest_of, digest_of_batches
 from collab_heads.files.folders import alone_in
@@ -18,7 +18,7 @@ from collab_heads.files.reading import read_document, write_document
 from collab_heads.model.open_layers import OpenLayers
 from collab_heads.sites.state import expect
 
-VERSION = 1  # of the file
+VERSION = 2  # of the file
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class MeasuredPart:
         return made
 
 
-MeasuredSite = Mapping[SitePart, MeasuredPart]
+MeasuredSite = Mapping[str, MeasuredPart]  # by the name of a part, or "bits"
 
 
 @dataclass
@@ -95,13 +95,21 @@ class MeasuredSites:
                 for name, of in stored["sites"].items()
             }
             for name, of in sites.items():
-                expect(name in shapes and set(of) == set(parts_of(shapes[name])), "the parts of", name, "its own")
+                expect(name in shapes, "a site", name, "one of the model")
+                wanted = sizes_of(shapes[name])
+                expect(of.keys() == wanted.keys(), "the parts of", name, "its own")
                 for part, each in of.items():
-                    sizes = PARTS[part].sizes(shapes[name])
+                    sizes = wanted[part]
                     expect(list(each.errors) == sizes, f"the sizes of {name}", list(each.errors), str(sizes))
             return cls(path, run, sites)
 
         return read_document(path, VERSION, "file of measurements", build) if path.exists() else cls(path, run)
+
+
+def sizes_of(shape: Shape) -> dict[str, list[int]]:
+    """Return the sizes at which errors are measured: part, or "bits" -> sizes."""
+    found: dict[str, list[int]] = {name: part.sizes(shape) for name, part in parts_of(shape).items()}
+    return found | ({bits.NAME: [*shape.bits]} if shape.bits else {})
 
 
 @contextmanager
@@ -133,6 +141,7 @@ def kept_measurements(
         "multiple_of": options.multiple_of,
         "refine_steps": options.refine_steps,
         "seed": options.seed,
+        "bits": list(options.grid_bits),
     }
     with alone_in(path):
         yield MeasuredSites.read(Path(path), run, shapes)

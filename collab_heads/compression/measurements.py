@@ -19,12 +19,20 @@ from collab_heads.base.numerics import few_threads
 from collab_heads.base.option_values import SitePart
 from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.calibration.calibrate import CalibratedSites, Calibrations
+from collab_heads.compression import bits
 from collab_heads.compression.kept_fits import KeptFits
 from collab_heads.compression.measured_sites import MeasuredPart, MeasuredSite, kept_measurements
 from collab_heads.compression.measures import SiteUse, Workload, count_work, other_operations
 from collab_heads.compression.options import PlanOptions
 from collab_heads.compression.parts.part import QUICK, install
-from collab_heads.compression.parts.shape import AttentionShape, Choice, FeedForwardShape, Shape, shape_of
+from collab_heads.compression.parts.shape import (
+    AttentionShape,
+    Choice,
+    FeedForwardShape,
+    Shape,
+    TableShape,
+    shape_of,
+)
 from collab_heads.compression.parts.table import PARTS, fit_site, parts_of, site_errors
 from collab_heads.compression.probe import Probe
 from collab_heads.errors import ArgumentError, CalibrationError, ModelStateError, UnsupportedModelError
@@ -34,8 +42,9 @@ from collab_heads.heads.prune import check_prunable
 from collab_heads.layers.layout import widths
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.model.apply_state import undone
-from collab_heads.model.open_layers import OpenFeedForward, OpenLayers, OpenLayerSite, OpenSite
+from collab_heads.model.open_layers import OpenFeedForward, OpenLayers, OpenLayerSite, OpenPart, OpenSite, OpenTable
 from collab_heads.model.refusals import check_feed_forwards, check_swappable, check_values
+from collab_heads.model.site_size import TableGeometry
 from collab_heads.running.batches import each_batch, num_rows, select
 from collab_heads.sites.record import CollabConfig
 from collab_heads.sites.site import select_sites
@@ -56,18 +65,21 @@ class SiteErrors:
 
     Attributes:
         shape: the shape of the site.
-        errors: part -> size, as in `Choice` -> squared error, by rising size.
+        errors: part, or "bits" -> size, as in `Choice` -> squared error, by rising size. Of bits it is that of the
+            weights.
     """
 
     shape: Shape
-    errors: Mapping[SitePart, Mapping[int, float]]
+    errors: Mapping[str, Mapping[int, float]]
 
-    def of(self, choice: Choice) -> dict[SitePart, float]:
+    def of(self, choice: Choice) -> dict[str, float]:
         """Return the squared error of each part of a choice."""
-        sizes = dict(choice.sizes)
+        sizes: dict[str, int] = dict(choice.sizes)
+        if choice.bits is not None:
+            sizes[bits.NAME] = choice.bits
         return {part: errors.get(sizes[part], 0.0) if part in sizes else 0.0 for part, errors in self.errors.items()}
 
-    def example(self, part: SitePart, error: float) -> Choice | None:
+    def example(self, part: str, error: float) -> Choice | None:
         """Return the choice of one part with the squared error nearest to `error`; None if the part cannot change.
 
         Size 0 is not an example: the output of a model without a site says little about small errors of the site.
@@ -85,6 +97,7 @@ class Measurements:
     Attributes:
         layers: the layers of the model, which is unchanged.
         sites: those that may change.
+        tables: the tables of embeddings that may change.
         shapes: path -> its shape.
         options: the options of the plan.
         fitted: the calibration on the examples to fit to.
@@ -100,6 +113,7 @@ class Measurements:
 
     layers: OpenLayers
     sites: list[OpenLayerSite]
+    tables: list[OpenTable]
     shapes: Mapping[str, Shape]
     options: PlanOptions
     fitted: CalibratedSites
@@ -108,7 +122,7 @@ class Measurements:
     others: int
     probe: Probe
     errors: Mapping[str, SiteErrors]
-    sensitivity: Mapping[str, Mapping[SitePart, float]]
+    sensitivity: Mapping[str, Mapping[str, float]]
     kept: KeptFits
     condition: tuple[CollabConfig, list]
 
@@ -119,8 +133,14 @@ class Measurements:
 
     @property
     def uses(self) -> dict[str, SiteUse]:
-        """The use of each site, by path."""
-        return {s.path: SiteUse(self.shapes[s.path], s.role, self.work[s.path]) for s in self.sites}
+        """The use of each site, and of each table, by path."""
+        found = {s.path: SiteUse(self.shapes[s.path], s.role, self.work[s.path]) for s in self.sites}
+        return found | {t.path: SiteUse(self.shapes[t.path], t.role, Workload(0, 0, 0, 0)) for t in self.tables}
+
+    @property
+    def changing(self) -> list[OpenPart]:
+        """The sites and tables that may change."""
+        return [*self.sites, *self.tables]
 
     def check_model(self, layers: OpenLayers) -> None:
         """Raise ArgumentError unless these are measurements of this model as it is now."""
@@ -158,11 +178,13 @@ def measure_model(
         file: keeps them as they are measured, see `plan`.
     """
     model, adapter, parts, kind = layers.model, layers.adapter, options.counted_parts, options.kind
-    sites = choose_sites(layers, options.sites, parts)
+    sites = choose_sites(layers, options.sites, parts, has_bits=bool(options.grid_bits))
     attention = [site for site in sites if isinstance(site, OpenSite)]
     may_narrow = FITS[kind].capability in adapter.capabilities
     stock = [site for site in attention if may_narrow and not site.is_swapped]
-    shapes = {site.path: shape_of(site, kind, parts, options.multiple_of) for site in sites}
+    shapes = {site.path: shape_of(site, kind, parts, options.multiple_of, options.grid_bits) for site in sites}
+    tables = layers.tables if options.bits and options.sites is None else []
+    shapes |= {table.path: TableShape(TableGeometry.of(table), options.grid_bits) for table in tables}
     to_fit, held = hold_out(batches)
     with kept_measurements(file if errors else None, layers, batches, options, shapes) as measured:
         missing = [site for site in sites if errors and site.path not in measured.sites]
@@ -187,9 +209,12 @@ def measure_model(
                 found = SiteErrors(shape, site_errors(site, shape, seen, shown.take(site.path)))
             measured.add(site.path, sensitivities.measure(site, found, seen))
             del seen  # before the next one is made
-    every = {site.path: measured.sites[site.path] for site in sites if errors}
+        for table in tables:
+            if errors and table.path not in measured.sites:
+                measured.add(table.path, sensitivities.of_table(table, shapes[table.path]))
+    every = {each.path: measured.sites[each.path] for each in (*sites, *tables) if errors}
     return Measurements(
-        *(layers, sites, shapes, options, fitted, batches[0], work, others, probe),
+        *(layers, sites, tables, shapes, options, fitted, batches[0], work, others, probe),
         {
             path: SiteErrors(shapes[path], {name: part.errors for name, part in of.items()})
             for path, of in every.items()
@@ -224,9 +249,11 @@ def warn_of_few_tokens(shapes: Mapping[str, Shape], work: Mapping[str, Workload]
 
 
 def choose_sites(
-    layers: OpenLayers, names: str | Iterable[str] | None, parts: tuple[SitePart, ...]
+    layers: OpenLayers, names: str | Iterable[str] | None, parts: tuple[SitePart, ...], *, has_bits: bool = False
 ) -> list[OpenLayerSite]:
     """Return the named sites that have some of the parts, if all of them can be changed, in model order.
+
+    Every site has weights, and counts if they may have few bits.
 
     Raises:
         ArgumentError: if a name is neither a role nor a path of the model.
@@ -235,7 +262,7 @@ def choose_sites(
     """
     shapes = list(dict.fromkeys(PARTS[name].shape for name in parts))
     kinds = {AttentionShape: OpenSite, FeedForwardShape: OpenFeedForward}
-    wanted = tuple(kinds[shape] for shape in shapes)
+    wanted = (OpenSite, OpenFeedForward) if has_bits else tuple(kinds[shape] for shape in shapes)
     if wanted == (OpenFeedForward,) and not layers.adapter.feed_forwards:
         raise UnsupportedModelError(
             f"{type(layers.adapter).__name__} does not say where feed-forward blocks are (`feed_forwards`)"
@@ -253,9 +280,10 @@ def choose_sites(
     if not sites:
         raise ArgumentError(f"sites={names!r} and {named} leave nothing to compress: no such site has such a part")
     attention = [site for site in sites if isinstance(site, OpenSite)]
-    check_prunable(layers, attention)
-    check_swappable(layers, [site for site in attention if not site.is_swapped])
-    check_values(layers, attention)
+    if parts:
+        check_prunable(layers, attention)
+        check_swappable(layers, [site for site in attention if not site.is_swapped])
+        check_values(layers, attention)
     for site in attention:
         if isinstance(site.output, HeadOutputProjection):
             what = "gates" if site.output.gates is not None else "alphas"
@@ -310,16 +338,35 @@ class Sensitivities:
             if part.is_refined and site.path in self.refined and error:
                 left = min(moved(choice, self.options) / error, 1.0)
             found[name] = MeasuredPart(errors.errors[name], error / errors.of(choice)[name], left)
+        if errors.shape.bits:
+            with self.starts.at(site.path):
+                found[bits.NAME] = self.of_bits(site, errors.shape)
         return found
 
+    def of_table(self, table: OpenTable, shape: Shape) -> MeasuredSite:
+        """Measure a table of embeddings."""
+        return {bits.NAME: self.of_bits(table, shape)}
 
-def with_refinement(measured: Mapping[str, MeasuredSite]) -> dict[str, dict[SitePart, float]]:
+    def of_bits(self, site: OpenPart, shape: Shape) -> MeasuredPart:
+        """Measure the errors of the weights on grids, and what the largest of them does to the output."""
+        errors = SiteErrors(shape, {bits.NAME: bits.rounding_errors(site, shape)})
+        if (choice := errors.example(bits.NAME, EXAMPLE)) is None or choice.bits is None:
+            return MeasuredPart(errors.errors[bits.NAME])
+        with undone(self.layers, [site]) as tried:
+            install(tried, {site.path: [bits.rounded(site, choice.bits)]})
+            error = self.probe.error() ** 2
+        if not isinstance(site, OpenTable):
+            error *= bits.GPTQ_LEAVES
+        return MeasuredPart(errors.errors[bits.NAME], error / errors.of(choice)[bits.NAME])
+
+
+def with_refinement(measured: Mapping[str, MeasuredSite]) -> dict[str, dict[str, float]]:
     """Return path -> part -> squared error of the output, by squared error of the site in a fit without refinement.
 
     For parts that are refined in the end, the error is multiplied by the share that refinement leaves, the geometric
     mean over the sites where it was measured.
     """
-    left: dict[SitePart, list[float]] = {}
+    left: dict[str, list[float]] = {}
     for of in measured.values():
         for name, part in of.items():
             if part.left is not None:

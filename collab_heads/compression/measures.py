@@ -17,7 +17,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from collab_heads.base.option_values import MEASURES as MEASURES
-from collab_heads.base.option_values import FeedForwardRole, Measure, Role
+from collab_heads.base.option_values import FeedForwardRole, Measure, Role, TableRole
 from collab_heads.compression.parts.shape import Choice, Shape
 from collab_heads.compression.parts.table import size_with
 from collab_heads.errors import CalibrationError
@@ -27,6 +27,7 @@ from collab_heads.running.batches import num_rows, run_batches, select
 
 UNITS: Mapping[Measure, str] = {
     "parameters": "parameters of layers",
+    "bytes": "bytes of layers",
     "operations": "multiplications of layers on the calibration batches",
     "cache": "cached elements of layers on the calibration batches",
     "time": "seconds of layers per batch",
@@ -64,13 +65,18 @@ class SiteUse:
     """
 
     shape: Shape
-    role: Role | FeedForwardRole
+    role: Role | FeedForwardRole | TableRole
     work: Workload
 
 
 def parameters(use: SiteUse, choice: Choice) -> float:
     """Count the parameters of the projections, which all calls of a site share."""
     return size_with(use.shape, choice).parameters
+
+
+def stored_bytes(use: SiteUse, choice: Choice) -> float:
+    """Count the bytes of the projections in a checkpoint."""
+    return size_with(use.shape, choice).bytes
 
 
 def operations(use: SiteUse, choice: Choice) -> float:
@@ -91,6 +97,7 @@ def cache(use: SiteUse, choice: Choice) -> float:
 # Time is measured on the machine and for the inputs at hand: see `latency`.
 COUNTED: Mapping[Measure, Callable[[SiteUse, Choice], float]] = {
     "parameters": parameters,
+    "bytes": stored_bytes,
     "operations": operations,
     "cache": cache,
 }

@@ -117,7 +117,7 @@ class ForCTranslate2(AllowedChoices):
     def among(self, choosing):
         found, adapter = {site.path: choosing.heads(site) for site in choosing.attention}, choosing.layers.adapter
         if adapter.positions is not None:
-            yield choosing.everything() | {path: [len(each) - 1] for path, each in found.items()}
+            yield choosing.everything() | {path: unchanged(choosing.choices[path]) for path in found}
             return
         counts = {count for each in found.values() for count, *_ in each if count}
         if adapter.position_table is not None:
@@ -146,7 +146,7 @@ class Uniform(AllowedChoices):
         groups = counted_together(site for site in whole if isinstance(site, OpenFeedForward))
         chosen = {site.path for site in choosing.sites}
         options = [list(self.of_blocks(choosing, group)) for group in groups if {b.path for b in group} <= chosen]
-        fixed = {path: [len(each) - 1] for path, each in choosing.choices.items()}
+        fixed = {path: unchanged(each) for path, each in choosing.choices.items()}
         is_whole = {site.path for site in whole if isinstance(site, OpenSite)} <= chosen
         options.append(list(self.of_attention(choosing)) if is_whole else [{}])
         for each in itertools.product(*options):
@@ -158,7 +158,7 @@ class Uniform(AllowedChoices):
         numbers = {block.path: choosing.neurons(block) for block in group}
         for count in sorted(set.intersection(*(set(each) for each in numbers.values())) - {0}):
             if can_say(choosing.layers.model, group, count):
-                yield {path: [each.index(count)] for path, each in numbers.items()}
+                yield {path: alike(each, count) for path, each in numbers.items()}
 
     def of_attention(self, choosing: Choosing) -> Iterator[Allowed]:
         """Yield the choices of all sites of attention, for every number of heads and every width."""
@@ -173,7 +173,7 @@ class Uniform(AllowedChoices):
                 continue
             if narrower and adapter.positions is not None:
                 continue
-            yield {path: [each.index((n, width, value))] for path, each in found.items()}
+            yield {path: alike(each, (n, width, value)) for path, each in found.items()}
 
     def may_say(self, choosing: Choosing, heads: int | None) -> bool:
         """Return True if the config of the model can give this number of heads; None for as many as it has."""
@@ -187,6 +187,16 @@ class Uniform(AllowedChoices):
         if key_entry is not None:
             entries[key_entry] = heads * getattr(config, key_entry) // getattr(config, entry)
         return is_valid(config, entries)
+
+
+def unchanged(choices: Sequence[Choice]) -> list[int]:
+    """Return the indices of the choices that keep all sizes, whatever the bits."""
+    return [i for i, choice in enumerate(choices) if not choice.sizes]
+
+
+def alike(sizes: Sequence[object], wanted: object) -> list[int]:
+    """Return the indices of the choices that have some size, whatever the bits."""
+    return [i for i, size in enumerate(sizes) if size == wanted]
 
 
 MODEL_SHAPE_RULES: dict[ModelShape, AllowedChoices] = {

@@ -6,6 +6,7 @@ from typing import cast
 
 from collab_heads.base.checks import MAX_SIZE, check_choice, check_count
 from collab_heads.base.option_values import (
+    BITS,
     MEASURES,
     MODEL_SHAPES,
     REFINE_STEPS,
@@ -38,6 +39,7 @@ class PlanOptions:
     multiple_of: int = 1
     refine_steps: int = REFINE_STEPS
     seed: int = 0
+    bits: int | Iterable[int] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.sites, Iterable) and not isinstance(self.sites, str):  # others are refused with the names
@@ -46,10 +48,15 @@ class PlanOptions:
         check_choice("measure", self.of, MEASURES)
         for name in self.parts:
             check_choice("part", name, PARTS)
-        if not self.parts:
-            raise ArgumentError(f"parts is empty: name some of {', '.join(PARTS)}")
+        if not (self.parts or self.bits):
+            raise ArgumentError(f"parts is empty: name some of {', '.join(PARTS)}, or give bits")
         check_kind(self.kind)
         check_count("multiple_of", self.multiple_of, 1, MAX_SIZE)
+        object.__setattr__(self, "bits", checked_bits(self.bits))
+        if self.bits and self.of == "parameters":
+            object.__setattr__(self, "of", "bytes")
+        if self.bits and self.of != "bytes":
+            raise ArgumentError(f"bits={self.bits}, of={self.of!r}: few bits save bytes alone: use of='bytes'")
         if self.shape is not None:
             check_choice("shape", self.shape, MODEL_SHAPES)
         _ = self.fit
@@ -62,6 +69,11 @@ class PlanOptions:
         return of_attention or parts if self.of == "cache" else parts
 
     @property
+    def grid_bits(self) -> tuple[int, ...]:
+        """The bits that weights may have on a grid, most first."""
+        return cast(tuple[int, ...], self.bits)
+
+    @property
     def fit(self) -> FitOptions:
         """The options of the fits of queries and keys."""
         return FitOptions(refine_steps=self.refine_steps, seed=self.seed)
@@ -72,4 +84,17 @@ class PlanOptions:
 
     def changed(self) -> list[str]:
         """Return the names of the options that differ from the default."""
-        return [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+        default = PlanOptions()
+        return [field.name for field in fields(self) if getattr(self, field.name) != getattr(default, field.name)]
+
+
+def checked_bits(bits: int | Iterable[int] | None) -> tuple[int, ...]:
+    """Return the bits that weights may have on a grid, most first; none for None.
+
+    Raises:
+        ArgumentError: on bits that no grid has.
+    """
+    listed = [] if bits is None else [bits] if isinstance(bits, int) else [*bits]
+    if not all(isinstance(each, int) and each in BITS for each in listed):
+        raise ArgumentError(f"bits={bits!r}: give some of {', '.join(map(str, BITS))}, or None")
+    return tuple(sorted(set(listed), reverse=True))

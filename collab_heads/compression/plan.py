@@ -16,15 +16,17 @@ from collab_heads.base.progress import one_bar
 from collab_heads.compression.compression_plan import CompressionPlan, PlannedSite
 from collab_heads.compression.latency import Latencies
 from collab_heads.compression.measurements import Measurements, measure_model
-from collab_heads.compression.measures import COUNTED, Measure, SiteUse
+from collab_heads.compression.measures import COUNTED, Measure, SiteUse, stored_bytes
 from collab_heads.compression.model_shapes import Choosing, allowed_choices
 from collab_heads.compression.options import PlanOptions
-from collab_heads.compression.parts.shape import Choice
+from collab_heads.compression.parts.shape import UNCHANGED, Choice
 from collab_heads.compression.parts.table import PARTS, choices_of, wholes_of
 from collab_heads.contract.registry import get_adapter
+from collab_heads.errors import ModelStateError
 from collab_heads.model.open_layers import OpenLayers
 from collab_heads.model.opened import opened
 from collab_heads.model.refusals import check_not_inference
+from collab_heads.model.site_size import num_bytes
 from collab_heads.running.batches import NoticingFew, without_unread_labels
 from collab_heads.running.translations import with_translations
 from collab_heads.sites.state import QueryKeyKind
@@ -52,6 +54,7 @@ def plan(
     multiple_of: int = 1,
     refine_steps: int = REFINE_STEPS,
     seed: int = 0,
+    bits: int | Iterable[int] | None = None,
     measurements: str | Path | None = None,
 ) -> CompressionPlan:
     """Predict the error of the model's output at every budget; the model is not changed.
@@ -77,11 +80,11 @@ def plan(
         batches: input dicts as the model takes them, without labels (256 to 2,048 sentences: neurons need most). The
             text that a decoder reads may be given, as decoder inputs or labels; if not, the model translates its
             inputs, greedily.
-        of: the measure of budgets: "parameters" of attention's four projections and of feed-forward blocks,
-            "operations" (multiplications of their matrix products on the batches, as torch computes them: with padding,
-            and in a decoder for all target tokens at once), "cache" (elements that are cached after the batches, of
-            sources and targets; a window that slides keeps its last tokens), or "time" (seconds on this machine,
-            measured for the first batch as it is).
+        of: the measure of budgets: "parameters" of attention's four projections and of feed-forward blocks, "bytes"
+            that they take in a checkpoint (with `bits`, those of embeddings, too), "operations" (multiplications of
+            their matrix products on the batches, as torch computes them: with padding, and in a decoder for all target
+            tokens at once), "cache" (elements that are cached after the batches, of sources and targets; a window that
+            slides keeps its last tokens), or "time" (seconds on this machine, measured for the first batch as it is).
         sites: roles or paths of the sites that may change, feed-forward blocks ("enc-ffn", "dec-ffn") included; None
             for all.
         parts: the parts that may become smaller: some of "heads" (their number), "query_key" and "values" (their
@@ -98,6 +101,8 @@ def plan(
             do not change stay as they are.
         refine_steps: Adam steps that finally fit each narrower query/key projection to the original output of its site.
         seed: seed of the order of the inputs in the refinement.
+        bits: the bits that weights may have: some of 8, 4 and 3, beside floating-point numbers. Sites and tables of
+            embeddings get them where this costs least; budgets are of bytes then. None for floating-point numbers.
         measurements: a file that keeps what is measured of each site, as JSON, as soon as it is known. A plan that was
             killed goes on from there, and a later call with the same model, batches and options takes all of it, also
             for another budget, `of` or `shape`.
@@ -109,11 +114,12 @@ def plan(
             is zero for the sites.
         CalibrationError: if the batches are empty or too few, or the model cannot take them.
         NonFiniteError: if weights, inputs or outputs contain NaN or inf.
-        ModelStateError: if a site has gates or alphas, or cannot be changed safely.
+        ModelStateError: if a site has gates or alphas, or cannot be changed safely, or `bits` are asked for and weights
+            are not in float32.
         OutputError: if the file of measurements is of another run, in use, or cannot be written.
         DataError: if it is damaged.
     """
-    options = PlanOptions(of, sites, parts, kind, shape, multiple_of, refine_steps, seed)
+    options = PlanOptions(of, sites, parts, kind, shape, multiple_of, refine_steps, seed, bits)
     with opened(model, changes=True, of="layers") as layers:
         return planned(layers, batches, options, measurements)
 
@@ -141,10 +147,21 @@ def measure(
     """Check that the parts of a model can become smaller, prepare the batches, and measure it (see `measure_model`)."""
     model = layers.model
     check_not_inference(model)
-    for part in PARTS.values():
+    check_float32(layers, options.grid_bits)
+    for part in PARTS.values() if options.parts else ():
         if not part.may_stay or set(options.counted_parts) == {part.name}:
             get_adapter(model, layers.adapter, part.capability(options.kind))
     return measure_model(layers, prepared(model, NoticingFew(batches)), options, errors=errors, file=file)
+
+
+def check_float32(layers: OpenLayers, bits: tuple[int, ...]) -> None:
+    """Raise ModelStateError if weights are to be put on grids, and their dtype has no room for codes times scales."""
+    others = {parameter.dtype for parameter in layers.model.parameters()} - {torch.float32}
+    if bits and others:
+        raise ModelStateError(
+            f"bits={bits}: the model has weights in {', '.join(map(str, others))}, which cannot hold codes times "
+            "scales: load it with dtype=torch.float32"
+        )
 
 
 def prepared(model: PreTrainedModel, batches: Iterable[Mapping]) -> list[Mapping]:
@@ -172,7 +189,9 @@ def plan_of(measured: Measurements, cost: Callable[[SiteUse, Choice], float]) ->
         )
     choosing = Choosing(measured.layers, measured.sites, measured.shapes, choices)
     allowed = list(allowed_choices(choosing, shape, is_even=has_states(measured)))
-    return CompressionPlan(measured.options, shape, tuple(sites), allowed, measured)
+    whole = sum(stored_bytes(use, UNCHANGED) for use in measured.uses.values())
+    rest = num_bytes(measured.model) - whole
+    return CompressionPlan(measured.options, shape, tuple(sites), allowed, measured, rest=rest)
 
 
 def has_states(measured: Measurements) -> bool:

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from collab_heads.base.option_values import FeedForwardRole, SitePart
+from collab_heads.base.option_values import FeedForwardRole, SitePart, TableRole
 from collab_heads.base.report import Cell, Report, loss_in_words, of_fields, table_of
 from collab_heads.compression.measures import UNITS, Measure
 from collab_heads.compression.parts.table import PARTS
+from collab_heads.model.site_size import FLOAT
 from collab_heads.sites.site import Role
 from collab_heads.sites.state import QueryKeyKind
 
@@ -30,10 +31,11 @@ class CompressedSite:
         parameters_before, parameters_after: parameters of its projections.
         cache_before, cache_after: elements cached per token.
         predicted_error: the predicted error of the model's output if only this site had changed.
+        bits_before, bits_after: the bits of a weight.
     """
 
     path: str
-    role: Role | FeedForwardRole
+    role: Role | FeedForwardRole | TableRole
     kind: QueryKeyKind | None
     sizes: Mapping[SitePart, tuple[int, int]]
     parameters_before: int
@@ -41,6 +43,8 @@ class CompressedSite:
     cache_before: int
     cache_after: int
     predicted_error: float
+    bits_before: int = FLOAT
+    bits_after: int = FLOAT
 
     def to_dict(self) -> dict:
         """Return all numbers, ready for JSON; sizes as `heads_before`, `heads_after` and so on."""
@@ -81,7 +85,7 @@ class CompressReport(Report):
         costs: measure -> the cost of the sites that could change. "time" is not taken from the plan: changed sites
             are timed again, in turns with the original ones.
         model_parameters_before, model_parameters_after: parameters of the whole model, embeddings included.
-        model_bytes_before, model_bytes_after: the memory that they take.
+        model_bytes_before, model_bytes_after: the bytes that they take in a checkpoint.
         operations_share: the share of the model's multiplications on the batches that is left: of all projections,
             output layer included, and of attention. On batches this is about its share of the time.
         seconds: total time, including that of the plan if `compress` was given one.
@@ -150,11 +154,13 @@ class CompressReport(Report):
 
 def columns_of(sites: Sequence[CompressedSite]) -> dict[str, Cell]:
     has_cache = any(site.cache_before for site in sites)
+    has_bits = any(site.bits_after != site.bits_before for site in sites)
     return {
         "site": "{.path}",
         "role": "{.role}",
         **{PARTS[name].column: partial(cell_of, name) for name in sites[0].sizes},
         "parameters": "{0.parameters_before:,} -> {0.parameters_after:,}",
+        **({"bits": "{0.bits_before} -> {0.bits_after}"} if has_bits else {}),
         **({"cache/token": "{0.cache_before} -> {0.cache_after}"} if has_cache else {}),
         "adds to error": "{.predicted_error:.4f}",
     }

@@ -1,49 +1,20 @@
-"""Put weights on a grid: blocks of 32 along the input, one half-precision scale a block, codes of few bits.
+"""Put weights on a grid of few bits (`layers.weight_grid`): the nearest points, or GPTQ.
 
-The grid is symmetric: a weight is its code times the scale of its block, codes of b bits run from -2^(b-1) to
-2^(b-1) - 1, and scales may be negative. ONNX Runtime (`MatMulNBits`), OpenVINO (compressed constants) and GGUF (Q4_0,
-Q5_0, Q8_0) hold such weights as they are. A weight takes b + 1/2 bits.
-
-Shapes: D outputs, n inputs, K blocks.
+Shapes: D outputs, n inputs, K blocks of inputs.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from collab_heads.base.numerics import cholesky_, float64
+from collab_heads.base.option_values import BITS
 from collab_heads.errors import ArgumentError, NonFiniteError
+from collab_heads.layers.weight_grid import BLOCK, GridWeights, in_blocks, nearest_codes
 
-BLOCK = 32
-BITS = (3, 4, 8)
 SHARES = tuple(1.15 - 0.05 * step for step in range(12))  # of the scale that gives the largest weight the code -2^(b-1)
 RIDGE = 0.01  # of the mean diagonal of second moments
-
-
-@dataclass(frozen=True)
-class GridWeights:
-    """The weights of a linear map on a grid.
-
-    Attributes:
-        codes: [D, n], int8.
-        scales: [D, ceil(n / 32)], float16.
-        bits: the bits of a code.
-    """
-
-    codes: Tensor
-    scales: Tensor
-    bits: int
-
-    @property
-    def num_bytes(self) -> float:
-        """The bytes that codes and scales take when they are packed."""
-        return self.codes.numel() * self.bits / 8 + self.scales.nbytes
-
-    def weight(self) -> Tensor:
-        """Return the weights [D, n] in float32, in which products of codes and scales are exact."""
-        return self.codes * self.scales.float().repeat_interleave(BLOCK, dim=1)[:, : self.codes.shape[1]]
 
 
 def nearest_on_grid(weight: Tensor, bits: int) -> GridWeights:
@@ -111,12 +82,6 @@ def check_grid(weight: Tensor, bits: int) -> None:
         raise NonFiniteError(f"weight: NaN, inf or a number above {most:.3g}, for which half precision has no scale")
 
 
-def in_blocks(weight: Tensor) -> Tensor:
-    """Cut [D, n] into [D, K, 32], with zeros after the last input."""
-    missing = -weight.shape[1] % BLOCK
-    return torch.nn.functional.pad(weight, (0, missing)).unflatten(1, (-1, BLOCK))
-
-
 def best_scales(blocks: Tensor, bits: int) -> Tensor:
     """Return the scale of every block that leaves the least squared error among a few: [D, K, 32] -> [D, K], float16.
 
@@ -129,12 +94,6 @@ def best_scales(blocks: Tensor, bits: int) -> Tensor:
         error = (nearest_codes(blocks, scales, bits) * scales - blocks).square().sum(-1, keepdim=True)
         best, least = torch.where(error < least, scales, best), torch.minimum(error, least)
     return best.squeeze(-1)
-
-
-def nearest_codes(weight: Tensor, scales: Tensor, bits: int) -> Tensor:
-    """Return the codes whose products with the scales are nearest to weights; 0 where the scale is 0."""
-    least = -(2 ** (bits - 1))
-    return (weight / scales).nan_to_num(0.0, 0.0, 0.0).round().clamp(least, -least - 1)
 
 
 def inverse_factor(second: Tensor) -> Tensor:

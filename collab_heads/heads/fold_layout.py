@@ -27,7 +27,7 @@ from collab_heads.errors import ModelStateError
 from collab_heads.layers.layout import widths
 from collab_heads.model.open_layers import OpenFeedForward, OpenSite, counted_together
 from collab_heads.model.record_sync import is_alike
-from collab_heads.sites.record import FIELD, own_configs
+from collab_heads.sites.record import forget, own_configs
 from collab_heads.sites.state import FeedForwardState, SiteState
 
 # Pairs of a config, of a model or of one of its stacks, and the new entries of all configs that are like it.
@@ -204,8 +204,7 @@ def stock_twin(model: PreTrainedModel, changes: Changes) -> PreTrainedModel:
     config = copy.deepcopy(model.config)
     for part in (config, *(value for value in vars(config).values() if isinstance(value, PretrainedConfig))):
         update(part, changes)
-        if hasattr(part, FIELD):
-            delattr(part, FIELD)
+        forget(part)
     with torch.device("meta"):
         return type(model)(config)
 

@@ -31,7 +31,7 @@ from collab_heads.layers.query_key import QueryKey
 from collab_heads.layers.query_key_kinds import build_query_key, exact_query_key
 from collab_heads.layers.removed import EmptyProjection, empty_projection, filled_projection, keep_rows
 from collab_heads.layers.values import ValueWeights, keep_value_rows, write_values
-from collab_heads.model.open_layers import OpenFeedForward, OpenLayers, OpenLayerSite, OpenSite
+from collab_heads.model.open_layers import OpenFeedForward, OpenLayers, OpenPart, OpenSite
 from collab_heads.model.record_sync import sync_record
 from collab_heads.sites.record import FIELD, STATE
 from collab_heads.sites.state import FeedForwardState, SiteState
@@ -249,8 +249,8 @@ def as_trained(site: OpenSite, query_key: QueryKey) -> QueryKey:
 
 
 @contextmanager
-def undone(layers: OpenLayers, sites: Sequence[OpenLayerSite]) -> Iterator[OpenLayers]:
-    """Undo all changes of some sites of a model, and of its record, when the context ends, also on an error.
+def undone(layers: OpenLayers, sites: Sequence[OpenPart]) -> Iterator[OpenLayers]:
+    """Undo all changes of some sites and tables, and of the record, when the context ends, also on an error.
 
     While the context is open, copies replace the modules of these sites, so that the modules themselves stay as they
     are. The copies share the memory of the weights, which are most of a model: do not write to it (see `write_weight`).

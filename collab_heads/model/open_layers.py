@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from collab_heads.base.option_values import FeedForwardRole
+from collab_heads.base.option_values import FeedForwardRole, TableRole
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.feed_forward import feed_forward_blocks
 from collab_heads.errors import ArgumentError
@@ -17,6 +17,7 @@ from collab_heads.layers.fused import Projection
 from collab_heads.layers.layout import widths
 from collab_heads.layers.output import dense_weight
 from collab_heads.layers.query_key import QueryKey, is_swapped
+from collab_heads.layers.weight_grid import BLOCK
 from collab_heads.sites.record import CollabConfig
 from collab_heads.sites.site import AttentionSite, AttentionWeights, FeedForwardSite, Role
 from collab_heads.sites.state import FeedForwardState, SiteState
@@ -222,6 +223,56 @@ class OpenFeedForward:
 OpenLayerSite: TypeAlias = OpenSite | OpenFeedForward
 
 
+@dataclass(frozen=True, eq=False)
+class OpenTable:
+    """A table of embeddings in a model, which may also be the output layer: it has nothing but a weight [V, D].
+
+    Attributes:
+        path: the path of its first module in the model.
+        modules: the modules that share the weight: embeddings, and output layers that are tied to them.
+    """
+
+    path: str
+    modules: tuple[nn.Module, ...]
+    role: ClassVar[TableRole] = "embedding"
+    state: ClassVar[None] = None
+
+    @property
+    def output(self) -> nn.Module:
+        """Its first module."""
+        return self.modules[0]
+
+    def with_copies(self, copies: Mapping[nn.Module, nn.Module]) -> "OpenTable":
+        """Return the table bound to the copies of its modules, where there are some."""
+        return replace(self, modules=tuple(copies.get(each, each) for each in self.modules))
+
+
+OpenPart: TypeAlias = OpenLayerSite | OpenTable
+
+
+def tables_in(model: PreTrainedModel) -> list[OpenTable]:
+    """Return the tables of embeddings of a model, those of positions included, and its output layer.
+
+    Tables that are computed (sinusoids), or narrower than a block of a grid, are left out.
+    """
+    shared: dict[int, dict[nn.Module, str]] = {}
+    stacks = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    chosen = {each for stack in stacks for each in (input_embeddings(stack), stack.get_output_embeddings())}
+    for name, module in model.named_modules():
+        if (module in chosen or type(module) is nn.Embedding) and module.weight.shape[1] >= BLOCK:
+            shared.setdefault(id(module.weight), {})[module] = name
+    return [OpenTable(next(iter(names.values())), tuple(names)) for names in shared.values()]
+
+
+def input_embeddings(model: PreTrainedModel) -> nn.Module | None:
+    """Return the embeddings of the inputs of a model; None where it reads no ids."""
+    try:
+        found = model.get_input_embeddings()
+    except NotImplementedError:
+        return None
+    return found if isinstance(found, nn.Embedding) else None
+
+
 @dataclass(eq=False)
 class OpenLayers:
     """The opened layers of a model. They stay current: `write` describes the sites that it changes anew.
@@ -258,6 +309,11 @@ class OpenLayers:
             found.append(OpenFeedForward(site, *modules, self.adapter, self.model, self.record.site(site)))
         return found
 
+    @cached_property
+    def tables(self) -> list[OpenTable]:
+        """The tables of embeddings."""
+        return tables_in(self.model)
+
     @property
     def with_heads(self) -> list[OpenSite]:
         """The sites of attention that have heads, in model order."""
@@ -275,11 +331,12 @@ class OpenLayers:
         (found,) = self.named([path])
         return found
 
-    def named(self, paths: Iterable[str]) -> list[OpenLayerSite]:
-        """Return the sites with some paths, of attention first, in model order."""
+    def named(self, paths: Iterable[str]) -> list[Any]:
+        """Return the sites, or tables, with some paths, of attention first, in model order."""
         wanted = set(paths)
-        sites: list[OpenLayerSite] = [*self.attention, *self.feed_forwards]
-        return [site for site in sites if site.path in wanted]
+        sites: list[Any] = [*self.attention, *self.feed_forwards]
+        found = [site for site in sites if site.path in wanted]
+        return found if len(found) == len(wanted) else [*found, *(each for each in self.tables if each.path in wanted)]
 
     def write(self, states: Mapping[str, Any]) -> None:
         """Record new states of sites, path -> state, in the modules and configs of the model."""
@@ -297,6 +354,8 @@ class OpenLayers:
         found = OpenLayers(self.model, self.adapter, self.record, [site.with_copies(copies) for site in self.attention])
         if "feed_forwards" in vars(self):
             found.feed_forwards = [block.with_copies(copies) for block in self.feed_forwards]
+        if "tables" in vars(self):
+            found.tables = [table.with_copies(copies) for table in self.tables]
         return found
 
 

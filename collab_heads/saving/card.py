@@ -20,9 +20,10 @@ from collab_heads.errors import OutputError
 from collab_heads.files.atomic import write_file
 from collab_heads.files.reading import own_file, read_text
 from collab_heads.model.record_sync import sync_record
+from collab_heads.saving.grids import note_grids
 from collab_heads.saving.marks import is_changed, marked, names_our_code
 from collab_heads.saving.source_files import CLASSES, encoder_class, encoder_source, same_source
-from collab_heads.sites.record import FIELD, CollabConfig, configs_in, trimmed_vocabulary
+from collab_heads.sites.record import FIELD, GRIDS, CollabConfig, configs_in, trimmed_vocabulary
 from collab_heads.sites.state import SiteState
 
 LIBRARY, ENCODERS, TAG = "transformers", "sentence-transformers", "collab-heads"
@@ -48,7 +49,7 @@ def title(config: PretrainedConfig) -> str:
 
 def changes(config: PretrainedConfig, name: str, encoder: str | None) -> str:
     """Return the section on what is changed in a model and on how to load it."""
-    states = changed_states(config)
+    states, bits = changed_states(config), getattr(config, GRIDS, None) or {}
     key_heads = getattr(config.get_text_config(), "num_key_value_heads", None)
     rows = [row(path, state, key_heads) for path, state in states.sites.items()]
     of_blocks = [
@@ -63,8 +64,8 @@ def changes(config: PretrainedConfig, name: str, encoder: str | None) -> str:
             "This model needs the package `collab_heads`; without it, it does not load.",
             "",
             *loading(config, name, encoder),
-            "",
-            "What each changed part is now, and in brackets what it was:",
+            *(["", BITS.format(", ".join(map(str, sorted(set(bits.values())))))] if bits else []),
+            *(["", "What each changed part is now, and in brackets what it was:"] if any(tables) else []),
             "",
             "\n\n".join(filter(None, tables)),
         ]
@@ -224,6 +225,7 @@ SECTIONS = re.compile(
     r"\s*<!-- collab_heads (?P<name>[\w ]+): begin -->\n(?P<text>.*?)\n<!-- collab_heads (?P=name): end -->\s*",
     re.DOTALL,
 )
+BITS = "Weights are stored in {} bits; `weight_bits` of the config says which."
 VOCABULARY = (
     "## Vocabulary\n\nTrimmed by collab_heads from {before:,} to {after:,} tokens; use the tokenizer of this "
     "repository."
@@ -265,6 +267,7 @@ def model_card(
     """
     check_passed(model)
     sync_record(inner := model_inside(model))
+    note_grids(inner)
     config = copy.copy(inner.config)
     config.architectures = [type(inner).__name__]  # as a save writes it; before, it is that of the source
     return completed(config, card, name, report, metrics)

@@ -25,7 +25,7 @@ from transformers import AutoModel, PretrainedConfig
 
 from collab_heads.base.extras import INSTALL
 from collab_heads.files.atomic import write_file
-from collab_heads.sites.record import FIELD, configs_in
+from collab_heads.sites.record import FIELD, GRIDS, configs_in
 
 WEIGHTS, FUSION, CODE = "transformers_weights", "fusion_config", "auto_map"  # fields of a config, of transformers
 BEGINNING = "collab_heads changed this model"
@@ -48,8 +48,9 @@ def is_unfinished(weights: object) -> bool:
 
 
 def is_changed(config: PretrainedConfig) -> bool:
-    """Return True if a config, or one inside it, records changed sites."""
-    return hasattr(config, FIELD) or any(is_changed(inner) for inner in configs_in(config).values())
+    """Return True if a config, or one inside it, records changed sites, or weights on grids."""
+    has_record = hasattr(config, FIELD) or hasattr(config, GRIDS)
+    return has_record or any(is_changed(inner) for inner in configs_in(config).values())
 
 
 def marked(config: PretrainedConfig, module: str | None = MODULE) -> PretrainedConfig:

@@ -20,7 +20,7 @@ from collab_heads.layers.output import ConstantOutput, HeadOutputProjection
 from collab_heads.saving.four_bits import check_four_bits
 from collab_heads.saving.marks import FUSION, WEIGHTS, is_mark, is_unfinished
 from collab_heads.saving.vocabularies import VOCABULARY, check_vocabulary
-from collab_heads.sites.record import STATE, CollabConfig, configs_in
+from collab_heads.sites.record import GRIDS, STATE, CollabConfig, configs_in
 
 TIE = "collab_heads"  # in the metadata of a file of weights
 SUFFIX = ".safetensors"
@@ -37,7 +37,11 @@ def tie(config: PretrainedConfig) -> str:
 def recorded(config: PretrainedConfig) -> dict:
     """Return the changed sites of a config, and of the changed configs inside it."""
     inner = {name: recorded(each) for name, each in configs_in(config).items()}
-    parts = {"sites": CollabConfig.alone(config).to_dict()["sites"], "configs": {k: v for k, v in inner.items() if v}}
+    parts = {
+        "sites": CollabConfig.alone(config).to_dict()["sites"],
+        "configs": {name: each for name, each in inner.items() if each},
+        "bits": getattr(config, GRIDS, None),
+    }
     return {name: part for name, part in parts.items() if part}
 
 

@@ -23,6 +23,7 @@ from collab_heads.contract.registry import known_adapter
 from collab_heads.errors import UnsupportedVersionError
 from collab_heads.layers.query_key_kinds import build_query_key
 from collab_heads.saving.four_bits import leave_wide_kernel
+from collab_heads.saving.grids import HOOKS as GRID_HOOKS
 from collab_heads.saving.initialize import initialize_changed
 from collab_heads.saving.marks import unmark
 from collab_heads.saving.rebuild import rebuild
@@ -104,6 +105,7 @@ OF_MODELS: dict[str, tuple[tuple[str, ...], Callable]] = {
 HOOKS: dict[tuple[Any, str], tuple[str, Callable]] = {
     **LOADING_HOOKS,
     **SAVING_HOOKS,
+    **GRID_HOOKS,
     (StaticCache, "__init__"): ("config", note_states),
     (Cache, "early_initialization"): ("num_heads", make_early),
 }

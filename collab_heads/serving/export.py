@@ -18,6 +18,7 @@ from collab_heads.base.report import Report
 from collab_heads.errors import ArgumentError, ModelStateError
 from collab_heads.files.folders import check_new, write_folder
 from collab_heads.heads.fold import fold_heads
+from collab_heads.layers.weight_grid import leave_grids
 from collab_heads.model.refusals import check_weights, check_wrapper, unmark_dequantised
 from collab_heads.running.batches import each_batch, evaluating
 from collab_heads.saving.vocabularies import check_words
@@ -107,6 +108,7 @@ class StockCheckpoint(Target):
         """Fold a copy of the model, and save it."""
         copied = copy.deepcopy(model)
         unmark_dequantised(copied)
+        leave_grids(copied)
         is_changed = CollabConfig.on(model).sites or CollabConfig.on(model).feed_forwards
         notes = (str(fold_heads(copied)),) if is_changed else ()
         copied.save_pretrained(folder)

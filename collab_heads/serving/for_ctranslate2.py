@@ -19,7 +19,7 @@ from collab_heads.serving.ctranslate2_engines import Engine, engine_of, rules
 from collab_heads.serving.example_inputs import without_labels
 from collab_heads.serving.stock_layers import as_stock_layers
 from collab_heads.serving.target import Target, first_line, quiet
-from collab_heads.sites.record import FIELD
+from collab_heads.sites.record import forget
 
 CONVERTED = "converted"  # the folder that the converter writes
 
@@ -73,8 +73,7 @@ class CTranslate2(Target):
 
         with tempfile.TemporaryDirectory() as place, quiet(), form.converting(cast(PreTrainedModel, part)):
             config = copy.deepcopy(model.config)
-            if hasattr(config, FIELD):
-                delattr(config, FIELD)
+            forget(config)
             config.dtype = None
             config.save_pretrained(place)
             try:

@@ -22,7 +22,7 @@ from collab_heads.serving.example_inputs import whole_cache
 from collab_heads.serving.exported_folder import CACHES, DECODER, ENCODER, SINGLE
 from collab_heads.serving.served_model import CrossAttentionEncoder, check_exporters, load_exported
 from collab_heads.serving.target import Target, first_line, quiet, why
-from collab_heads.sites.record import FIELD
+from collab_heads.sites.record import forget
 
 PAGE = 4096  # bytes, at whose multiples weights begin, so that an engine can map them into memory
 LEAST = 4096  # bytes of a weight that is shared: less than that is filled up to a page
@@ -64,8 +64,7 @@ class Graph(Target):
                     f"transformers' exporter to {self.name} fails on {type(model).__name__}: {why(error)}"
                 ) from error
             config = copy.deepcopy(model.config)
-            if hasattr(config, FIELD):  # the graph needs nothing of this package
-                delattr(config, FIELD)
+            forget(config)
             generation = copy.deepcopy(model.generation_config) if model.can_generate() else None
             if generation is not None:  # the graph decodes with a cache, whatever the config says
                 generation.use_cache = config.get_text_config().use_cache = True

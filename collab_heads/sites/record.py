@@ -37,6 +37,7 @@ from collab_heads.sites.state import FeedForwardState, GateState, QueryKeyState,
 
 FIELD = "collab_heads"
 TRIMMED = "trimmed_vocabulary"  # what `trim_vocabulary` did: {"before": tokens, "after": tokens}
+GRIDS = "weight_bits"  # the bits of the weights that a checkpoint holds packed: {"encoder.layer.0.output.dense": 4}
 STATE = "collab_state"  # attribute of the module at the path of a changed site: its state
 VERSION = 1
 STACK = "_config"
@@ -205,6 +206,13 @@ def own_configs(model: PreTrainedModel) -> None:
     for module in model.modules():
         held = {name: each for name, each in vars(module).items() if isinstance(each, PretrainedConfig)}
         vars(module).update({name: copies[id(each)] for name, each in held.items() if id(each) in copies})
+
+
+def forget(config: PretrainedConfig) -> None:
+    """Remove the record of changes from a config, for what needs nothing of this package."""
+    for name in (FIELD, GRIDS):
+        if hasattr(config, name):
+            delattr(config, name)
 
 
 def plain_path(path: str) -> str:

@@ -5,8 +5,10 @@ import itertools
 import pytest
 import torch
 
+from collab_heads.base.option_values import BITS
 from collab_heads.errors import ArgumentError, NonFiniteError
-from collab_heads.fitting.weight_grid import BITS, BLOCK, RIDGE, SHARES, gptq, nearest_on_grid
+from collab_heads.fitting.weight_grid import RIDGE, SHARES, gptq, nearest_on_grid
+from collab_heads.layers.weight_grid import BLOCK
 
 ROUNDING = 1e-8  # float64; differences seen: 2e-13
 
@@ -35,7 +37,7 @@ def test_codes_fit_their_bits_and_scales_their_blocks(bits, inputs):
         assert found.codes.shape == (6, inputs) and found.codes.dtype == torch.int8
         assert found.scales.shape == (6, -(-inputs // BLOCK)) and found.scales.dtype == torch.float16
         assert -(2 ** (bits - 1)) <= int(found.codes.min()) and int(found.codes.max()) < 2 ** (bits - 1)
-        assert found.num_bytes == 6 * inputs * bits / 8 + 6 * -(-inputs // BLOCK) * 2
+        assert found.num_bytes == 6 * -(-inputs // BLOCK) * (4 * bits + 2)
 
 
 @pytest.mark.parametrize("bits", BITS)

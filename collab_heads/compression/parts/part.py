@@ -216,5 +216,6 @@ def install(layers: OpenLayers, fitted: Mapping[str, Sequence[Fit]]) -> None:
         state: Any = site.state
         for fit in fitted[site.path]:
             state = fit.put_into(site, state)
-        states[site.path] = state
+        if state is not None:  # a table has none
+            states[site.path] = state
     layers.write(states)

@@ -4,6 +4,7 @@ import functools
 import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from collab_heads.base.option_values import SitePart
@@ -37,7 +38,7 @@ def resized(shape: Shape, choice: Choice) -> Any:
     geometry = shape.geometry
     for part in parts_of(shape).values():
         geometry = part.resized(shape, choice, geometry)
-    return geometry
+    return geometry if choice.bits is None else replace(geometry, bits=choice.bits)
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -56,12 +57,13 @@ def choices_of(shape: Shape) -> Iterator[Choice]:
         if any(now != was and now % shape.multiple_of for was, now in widths):
             continue
         if all(part.allows(shape, choice, geometry) for part in parts.values()):
+            yield from (replace(choice, bits=bits) for bits in (shape.bits if 0 not in sizes else ()))
             yield choice
 
 
 def site_errors(
     site: OpenLayerSite, shape: Shape, fitted: Calibrations, held: Calibrations
-) -> dict[SitePart, dict[int, float]]:
+) -> dict[str, dict[int, float]]:
     """Measure the error of each part of a site at each size: part -> size -> squared error, by rising size.
 
     For the arguments see `Part.errors`.

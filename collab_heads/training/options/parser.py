@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from collab_heads.base import option_values
-from collab_heads.base.checks import check_choice
+from collab_heads.base.checks import check_choice, size_in_bytes
 from collab_heads.base.extras import check_extra
 from collab_heads.base.option_values import ROLES
 from collab_heads.errors import ArgumentError, DataError
@@ -311,6 +311,17 @@ def positive(text: str) -> float:
     if not_negative(text) == 0:
         raise argparse.ArgumentTypeError("0 is too small")
     return float(text)
+
+
+def share_or_size(text: str) -> float | str:
+    """Parse a number above 0, or a size such as 10MB."""
+    if not text.strip().endswith("B"):
+        return positive(text)
+    try:
+        size_in_bytes(text)
+    except ArgumentError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def below_1(text: str, said: str = "must be below 1") -> float:

@@ -1,0 +1,146 @@
+r"""Spend a budget of megabytes on width and on bits, in one plan: all-MiniLM-L6-v2, or another sentence encoder.
+
+    python benchmarks/bytes.py [MODEL] [--draws 0 1 2] [--methods ...] [--sizes 13 10 7.5]
+    python benchmarks/bytes.py [MODEL] --table
+
+A draw is 2,048 sentences, as many of each kind of `calibration.py`, and the seed of all that follows; nothing is
+trained. "compress, 8, 4 and 3 bits" is `compress(model, batches, "10MB", bits=(8, 4, 3))`; "bits alone" is the same
+with no part that becomes smaller (`parts=()`); "width, then 8 bits" solves for half of the layers' or fewer parameters,
+so that the size is met with all weights in 8 bits; "width alone" keeps floating-point numbers. "8 bits", "4 bits" and
+"3 bits" put every weight and every embedding on one grid (GPTQ, embeddings rounded; `bits_alone.py`). Megabytes
+(10^6 bytes) are those of all weights in a checkpoint. Scores, flips and neighbours are those of `real_encoder.py`.
+Rows are kept as they come, in WORK/bytes.jsonl.
+"""
+
+import argparse
+import functools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bits_alone import on_grid
+from calibration import SCORES
+from real_encoder import CALIBRATION, Encoder, Judged
+from torch import nn
+from transformers.utils import logging
+
+from collab_heads import plan
+from collab_heads.model.site_size import num_bytes
+from common import RowStore, compressed_copy, minilm
+
+SIZES = (13.0, 10.0, 7.5)  # megabytes
+BITS = (8, 4, 3)
+MEANS = ("MB", *SCORES, "flips", "neighbours", "predicted", "measured", "seconds")
+COLUMNS = {"model": "", "method": "", "draws": "", "MB": ".1f", **dict.fromkeys(SCORES, ".2f")}
+COLUMNS |= {f"lost, {name}": ".2f" for name in SCORES}
+COLUMNS |= {"flips": ".1f", "neighbours": ".1f", "predicted": ".3f", "measured": ".3f", "seconds": ".0f"}
+
+
+class Draw:
+    """The calibration of one draw."""
+
+    def __init__(self, encoder: Encoder, number: int):
+        self.encoder, self.number = encoder, number
+
+    @functools.cached_property
+    def batches(self) -> list[dict]:
+        return self.encoder.draw("mixed", CALIBRATION, self.number)
+
+    @functools.cache  # noqa: B019 (a draw lives as long as the program)
+    def planned(self, **options: object) -> tuple:
+        """Return a plan that budgets share, and its processor seconds."""
+        started = time.process_time()
+        made = plan(self.encoder.load(), self.batches, seed=self.number, **options)
+        return made, time.process_time() - started
+
+
+def solved(draw: Draw, size: float, **options: object) -> tuple[nn.Module, dict]:
+    """Solve a plan for a size, in megabytes."""
+    made, before = draw.planned(**options)
+    started = time.process_time()
+    model, error = compressed_copy(made, f"{size}MB")
+    seconds = before + time.process_time() - started
+    return model, {"predicted": made.predicted(made.choose(f"{size}MB")), "measured": error, "seconds": seconds}
+
+
+def uniform(draw: Draw, size: float, *, bits: int) -> tuple[nn.Module, dict]:
+    """Put all weights on one grid."""
+    model, started = draw.encoder.load(), time.process_time()
+    taken = on_grid(model, draw.batches, bits, bits)
+    return model, {"seconds": time.process_time() - started, "MB": taken / 1e6}
+
+
+METHODS: dict[str, Callable[[Draw, float], tuple[nn.Module, dict]]] = {
+    "compress, 8, 4 and 3 bits": functools.partial(solved, bits=BITS),
+    "bits alone, 8, 4 and 3": functools.partial(solved, bits=BITS, parts=()),
+    "compress, 8 bits": functools.partial(solved, bits=8),
+    "8 bits": functools.partial(uniform, bits=8),
+    "4 bits": functools.partial(uniform, bits=4),
+    "3 bits": functools.partial(uniform, bits=3),
+}
+WITHOUT_SIZE = ("8 bits", "4 bits", "3 bits")
+
+
+def original_of(encoder: Encoder, store: RowStore, name: str) -> Judged:
+    """Return what the original makes of the tasks."""
+    model = encoder.load()
+    judged = encoder.judged(model)
+    if not any(row["method"] == "original" and row["model"] == name for row in store.rows):
+        row = {"model": name, "method": "original", "size": None, "draw": 0, "MB": num_bytes(model) / 1e6}
+        store.add(row | judged.scores)
+        print(store.rows[-1], flush=True)
+    return judged
+
+
+def measure(arguments: argparse.Namespace, store: RowStore) -> None:
+    """Measure the rows that are not there."""
+    name, encoder = Path(arguments.model).name, Encoder(arguments.model)
+    name = "all-MiniLM-L6-v2" if arguments.model == minilm() else name
+    original = original_of(encoder, store, name)
+    there = {(row["model"], row["method"], row["size"], row["draw"]) for row in store.rows}
+    for number in arguments.draws:
+        draw = Draw(encoder, number)
+        for method in arguments.methods:
+            for size in (None,) if method in WITHOUT_SIZE else arguments.sizes:
+                if (name, method, size, number) in there:
+                    continue
+                model, more = METHODS[method](draw, size)
+                row = {"model": name, "method": method, "size": size, "draw": number, "MB": num_bytes(model) / 1e6}
+                judged = encoder.judged(model)
+                store.add(row | more | judged.scores | judged.compared(original))
+                print(store.rows[-1], flush=True)
+
+
+def averaged(rows: Sequence[dict]) -> list[dict]:
+    """Return one row for each model, method and size: means over the draws, and what they lost."""
+    found, order = [], ["original", *METHODS]
+    originals = {row["model"]: row for row in rows if row["method"] == "original"}
+    groups = {(row["model"], row["method"], row["size"]) for row in rows}
+    for model, method, size in sorted(groups, key=lambda each: (each[0], -(each[2] or 1e3), order.index(each[1]))):
+        same = [row for row in rows if (row["model"], row["method"], row["size"]) == (model, method, size)]
+        new = {"model": model, "method": method, "draws": len(same)}
+        new |= {name: statistics.mean(row[name] for row in same) for name in MEANS if same[0].get(name) is not None}
+        if method != "original":
+            new |= {f"lost, {name}": originals[model][name] - new[name] for name in SCORES}
+        found.append(new)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default=minilm(), help="the folder of a sentence encoder; default MiniLM")
+    parser.add_argument("--draws", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--sizes", nargs="+", type=float, default=list(SIZES), help="megabytes")
+    parser.add_argument("--table", action="store_true", help="only collect the rows that are there")
+    arguments = parser.parse_args()
+    logging.disable_progress_bar()
+    store = RowStore("bytes")
+    if not arguments.table:
+        measure(arguments, store)
+    store.write(averaged(store.rows), COLUMNS)
+
+
+if __name__ == "__main__":
+    main()

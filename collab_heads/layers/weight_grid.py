@@ -1,0 +1,165 @@
+"""A grid for weights: blocks of 32 along the input, one half-precision scale a block, codes of few bits.
+
+The grid is symmetric: a weight is its code times the scale of its block, codes of b bits run from -2^(b-1) to
+2^(b-1) - 1, and scales may be negative. ONNX Runtime (`MatMulNBits`), OpenVINO (compressed constants) and GGUF (Q4_0,
+Q5_0, Q8_0) hold such weights as they are. A weight takes b + 1/2 bits. `fitting.weight_grid` puts weights there.
+
+A module whose weight lies on a grid holds it in float32, where products of codes and scales are exact, and the bits in
+an attribute. Codes and scales are found again from the weight itself.
+
+Shapes: D outputs, n inputs, K blocks.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from collab_heads.base.option_values import BITS
+from collab_heads.layers.layout import weight_of
+
+BLOCK = 32
+WEIGHT_BITS = "weight_bits"  # attribute of a module: the bits of its weight on the grid
+BYTE = 8
+SEEN = 4  # rows that are tried first: weights that were trained are on no grid
+
+
+@dataclass(frozen=True)
+class GridWeights:
+    """The weights of a linear map, or of an embedding, on a grid.
+
+    Attributes:
+        codes: [D, n], int8.
+        scales: [D, ceil(n / 32)], float16.
+        bits: the bits of a code.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    bits: int
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes that codes and scales take when they are packed."""
+        return grid_bytes(*shape_of(self.codes), self.bits)
+
+    def weight(self) -> Tensor:
+        """Return the weights [D, n] in float32, in which products of codes and scales are exact."""
+        return self.codes * self.scales.float().repeat_interleave(BLOCK, dim=1)[:, : self.codes.shape[1]]
+
+    def packed(self) -> Tensor:
+        """Return the codes in as few bytes as they need: [D, K * 4 * bits], uint8.
+
+        A code counts from the smallest one. Eight codes of a row make `bits` bytes, the first code in the lowest bits
+        of the first byte. Rows are filled up to whole blocks.
+        """
+        codes = in_blocks(self.codes).unflatten(-1, (-1, BYTE)).to(torch.int64) + (1 << (self.bits - 1))
+        streams = codes[..., None] >> torch.arange(self.bits, device=codes.device) & 1  # [D, K, 4, codes, bits]
+        places = 1 << torch.arange(BYTE, device=codes.device)
+        return (streams.flatten(-2).unflatten(-1, (self.bits, BYTE)) * places).sum(-1).to(torch.uint8).flatten(1)
+
+    @classmethod
+    def unpacked(cls, packed: Tensor, scales: Tensor, inputs: int) -> "GridWeights":
+        """Return the weights whose codes `packed` holds; shapes tell the bits.
+
+        Args:
+            packed: as `packed` returned them.
+            scales: [D, K], float16.
+            inputs: n.
+
+        Raises:
+            ValueError: if the shapes do not fit each other.
+        """
+        blocks = math.ceil(inputs / BLOCK)
+        bits = packed.shape[-1] * BYTE // (blocks * BLOCK)
+        shapes = (len(scales), blocks * BLOCK * bits // BYTE), (len(packed), blocks)
+        if bits not in BITS or (packed.shape, scales.shape) != shapes:
+            raise ValueError(
+                f"codes {list(packed.shape)} and scales {list(scales.shape)} are not those of weights with {inputs} "
+                f"inputs on a grid of {', '.join(map(str, BITS))} bits"
+            )
+        streams = packed.view(len(packed), -1, bits)[..., None] >> torch.arange(BYTE, device=packed.device) & 1
+        places = 1 << torch.arange(bits, device=packed.device)
+        codes = (streams.flatten(-2).unflatten(-1, (BYTE, bits)) * places).sum(-1) - (1 << (bits - 1))
+        return cls(codes.flatten(1)[:, :inputs].to(torch.int8), scales, bits)
+
+    @classmethod
+    def of(cls, weight: Tensor, bits: int) -> "GridWeights | None":
+        """Return codes and scales whose products are these weights, bit for bit; None if there are none.
+
+        Args:
+            weight: [D, n], float32.
+            bits: the bits of a code.
+        """
+        if not torch.isfinite(weight).all() or (len(weight) > SEEN and cls.of(weight[:SEEN], bits) is None):
+            return None
+        blocks = in_blocks(weight.detach()).flatten(0, 1)  # [D * K, 32]
+        extreme = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
+        scales, codes = torch.zeros_like(extreme, dtype=torch.float16), torch.zeros_like(blocks, dtype=torch.int8)
+        left = extreme.flatten().nonzero().flatten()
+        for code in sorted((each for each in codes_of(bits) if each), key=abs, reverse=True):
+            scale = (extreme[left] / code).half()
+            found = nearest_codes(blocks[left], scale, bits)
+            fit = (found * scale.float() == blocks[left]).all(-1)
+            scales[left[fit]], codes[left[fit]] = scale[fit], found[fit].to(torch.int8)
+            left = left[~fit]
+            if not len(left):
+                break
+        if len(left):
+            return None
+        shape = len(weight), -1
+        return cls(codes.view(shape)[:, : weight.shape[1]].contiguous(), scales.view(shape), bits)
+
+
+def codes_of(bits: int) -> range:
+    """Return the codes of so many bits."""
+    return range(-(1 << (bits - 1)), 1 << (bits - 1))
+
+
+def nearest_codes(weight: Tensor, scales: Tensor, bits: int) -> Tensor:
+    """Return the codes whose products with the scales are nearest to weights; 0 where the scale is 0."""
+    codes = codes_of(bits)
+    return (weight / scales).nan_to_num(0.0, 0.0, 0.0).round().clamp(codes[0], codes[-1])
+
+
+def in_blocks(weight: Tensor) -> Tensor:
+    """Cut [D, n] into [D, K, 32], with zeros after the last input."""
+    return nn.functional.pad(weight, (0, -weight.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+
+
+def shape_of(matrix: Tensor) -> tuple[int, int]:
+    outputs, inputs = matrix.shape
+    return outputs, inputs
+
+
+def grid_bytes(outputs: int, inputs: int, bits: int) -> int:
+    """Return the bytes of weights [D, n]: packed codes and scales, or floating-point numbers of 16 bits and more."""
+    if bits not in BITS:
+        return outputs * inputs * bits // BYTE
+    return outputs * math.ceil(inputs / BLOCK) * (BLOCK * bits // BYTE + torch.float16.itemsize)
+
+
+def bits_of(module: nn.Module) -> int | None:
+    """Return the bits of the weight of a module that was put on a grid; None for any other."""
+    return vars(module).get(WEIGHT_BITS)
+
+
+def leave_grids(model: nn.Module) -> None:
+    """Forget that weights of a model lie on grids: they stay as they are, and are stored in full."""
+    for module in model.modules():
+        vars(module).pop(WEIGHT_BITS, None)
+
+
+def on_grid(model: nn.Module) -> Iterator[tuple[str, nn.Module, GridWeights | None]]:
+    """Yield the modules of a model that were put on a grid: name, module, and its weights, None if they have left it.
+
+    A module that has several names is yielded once, and so is a weight that several modules share.
+    """
+    seen: set[int] = set()
+    for name, module in model.named_modules():
+        if (bits := bits_of(module)) is not None and id(module.weight) not in seen:
+            seen.add(id(module.weight))
+            weight = weight_of(module)
+            yield name, module, GridWeights.of(weight, bits) if weight.dtype == torch.float32 else None

@@ -1,0 +1,152 @@
+"""Weights on grids are stored packed, and load as they were, bit for bit."""
+
+import copy
+import json
+
+import pytest
+import torch
+from compressing import batches_of
+from model_runs import output
+from safetensors.torch import load_file, save_file
+from slow_cases import slow
+
+from collab_heads import compress, export, fold_heads, model_card
+from collab_heads.errors import ConfigError
+from collab_heads.layers.weight_grid import bits_of, on_grid
+from collab_heads.model.site_size import num_bytes
+from collab_heads.saving.marks import WEIGHTS, is_mark
+from collab_heads.saving.ties import TIE, read_metadata
+from collab_heads.sites.record import GRIDS
+from families import FAMILIES
+
+SOME = ("bert", "t5", "gpt2", *slow("marian", "qwen3", "bart", "clip", "albert", "opt", "esm"))
+
+
+def small(name, budget=0.3, **options):
+    """A model with weights of several bits."""
+    model = FAMILIES[name].build().eval()
+    compress(model, batches_of(FAMILIES[name]), budget, **{"bits": (8, 4, 3), "refine_steps": 0, **options})
+    return model
+
+
+def same(one, other, dtype=torch.float32):
+    pairs = zip(one.state_dict().items(), other.state_dict().items(), strict=True)
+    return all(name == again and torch.equal(left.to(dtype), right) for (name, left), (again, right) in pairs)
+
+
+def stored(folder):
+    return {name: each for file in sorted(folder.glob("*.safetensors")) for name, each in load_file(file).items()}
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_model_is_stored_packed_and_loads_as_it_was(name, tmp_path):
+    model = small(name)
+    model.save_pretrained(tmp_path / "one")
+    tensors = stored(tmp_path / "one")
+    buffers = sum(each.nbytes for key, each in model.named_buffers() if key in tensors)
+    assert sum(each.nbytes for each in tensors.values()) == num_bytes(model) + buffers
+    assert any(key.endswith("weight_codes") for key in tensors)
+    again = type(model).from_pretrained(tmp_path / "one").eval()
+    inputs = FAMILIES[name].inputs()
+    assert same(model, again) and torch.equal(output(model, inputs), output(again, inputs))
+    assert [(n, bits_of(m)) for n, m, _ in on_grid(again)] == [(n, bits_of(m)) for n, m, _ in on_grid(model)]
+    assert all(parameter.is_floating_point() for parameter in again.parameters())
+    again.save_pretrained(tmp_path / "two")
+    assert (tmp_path / "one/model.safetensors").read_bytes() == (tmp_path / "two/model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_shards_and_other_dtypes(name, tmp_path):
+    model = small(name)
+    model.save_pretrained(tmp_path, max_shard_size="10KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert same(model, type(model).from_pretrained(tmp_path))
+    for dtype in (torch.bfloat16, torch.float16):
+        loaded = type(model).from_pretrained(tmp_path, dtype=dtype)
+        pairs = zip(model.state_dict().values(), loaded.state_dict().values(), strict=True)
+        assert all(torch.equal(whole.to(each.dtype), each) for whole, each in pairs)
+
+
+def test_what_is_trained_leaves_its_grid_and_is_stored_in_full(tmp_path, caplog):
+    model = small("bert")
+    first, second = [module for _, module, _ in on_grid(model)][-2:]
+    with torch.no_grad():
+        first.weight.mul_(1.0001)
+    model.save_pretrained(tmp_path)
+    assert "stored in full, since they have left their grids" in caplog.text
+    again = type(model).from_pretrained(tmp_path)
+    assert same(model, again)
+    names = {module: name for name, module in model.named_modules()}
+    assert bits_of(again.get_submodule(names[first])) is None and bits_of(again.get_submodule(names[second]))
+
+
+def test_once_nothing_is_on_a_grid_the_model_is_stock(tmp_path):
+    model = small("bert", parts=())
+    model.save_pretrained(tmp_path / "packed")
+    assert getattr(model.config, GRIDS) and TIE in read_metadata(tmp_path / "packed/model.safetensors")
+    assert is_mark(json.loads((tmp_path / "packed/config.json").read_text())[WEIGHTS])  # stock refuses it
+    with torch.no_grad():
+        for _, module, _ in on_grid(model):
+            module.weight.mul_(1.0001)
+    model.save_pretrained(tmp_path / "full")
+    assert GRIDS not in json.loads((tmp_path / "full/config.json").read_text())
+    assert TIE not in read_metadata(tmp_path / "full/model.safetensors")
+
+
+def test_weights_and_config_belong_together(tmp_path):
+    model = small("bert", parts=())
+    model.save_pretrained(tmp_path / "packed")
+    FAMILIES["bert"].build().save_pretrained(tmp_path / "stock")
+    config = tmp_path / "packed/config.json"
+    whole = json.loads(config.read_text())
+    bits = whole[GRIDS]
+    for wrong, said in (
+        (None, "does not belong to its config"),
+        ({**bits, next(iter(bits)): 3 if bits[next(iter(bits))] != 3 else 4}, "does not belong to its config"),
+        ({next(iter(bits)): 5}, "must name bits"),
+        ([4], "must name bits"),
+    ):
+        config.write_text(json.dumps({key: each for key, each in (whole | {GRIDS: wrong}).items() if each is not None}))
+        with pytest.raises(ConfigError, match=said):
+            type(model).from_pretrained(tmp_path / "packed")
+
+
+@pytest.mark.parametrize("damage", ["codes", "scales", "narrow"])
+def test_damaged_codes_are_refused(damage, tmp_path):
+    model = small("bert", parts=())
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors, said = load_file(file), read_metadata(file)
+    name = next(key for key in tensors if key.endswith("weight_codes"))
+    if damage == "narrow":
+        tensors[name] = tensors[name][:, :-4].contiguous()
+    else:
+        del tensors[name if damage == "codes" else name.replace("codes", "scales")]
+    save_file(tensors, file, dict(said))
+    with pytest.raises(RuntimeError):
+        type(model).from_pretrained(tmp_path)
+
+
+def test_a_part_of_the_model_loads_from_the_files_of_the_whole(tmp_path):
+    model = small("clip")
+    model.save_pretrained(tmp_path)
+    text = type(FAMILIES["clip-text"].build()).from_pretrained(tmp_path)
+    own, whole = (
+        {key.removeprefix("text_model."): weight for key, weight in each.state_dict().items()} for each in (text, model)
+    )
+    shared = own.keys() & whole.keys()
+    assert len(shared) > 20 and all(torch.equal(own[key], whole[key]) for key in shared)
+
+
+def test_a_stock_checkpoint_and_a_card(tmp_path):
+    model = small("bert", 0.12, shape="uniform")
+    before = copy.deepcopy(model.state_dict())
+    assert "stored in" in str(model_card(model))
+    export(model, tmp_path / "stock", to="transformers")
+    assert GRIDS not in json.loads((tmp_path / "stock/config.json").read_text())
+    assert not any("codes" in key for key in stored(tmp_path / "stock"))
+    assert all(torch.equal(each, model.state_dict()[key]) for key, each in before.items())
+    assert any(bits_of(module) for module in model.modules())
+    fold_heads(model)
+    model.save_pretrained(tmp_path / "folded")
+    assert same(model, type(model).from_pretrained(tmp_path / "folded"))
