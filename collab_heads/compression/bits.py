@@ -27,6 +27,7 @@ from collab_heads.running.batches import EnoughSeen, run_batches, sides
 
 NAME = "bits"  # of what is measured, beside the names of parts
 GPTQ_LEAVES = 0.6  # of the squared error of rounding, about
+LAST = "output"  # the name of the last projection
 OF_KEYS = ("key", "value", "query_key.shared_key", "query_key.content_bias")  # projections of the key side
 SAMPLED = 256  # rows of a matrix, about, whose rounding error stands for that of all
 
@@ -57,14 +58,14 @@ def projections_of(site: OpenPart) -> dict[str, nn.Module]:
     if isinstance(site, OpenTable):
         return {"table": site.output}
     if isinstance(site, OpenFeedForward):
-        return {f"first.{number}": first for number, first in enumerate(site.first)} | {"output": site.output}
+        return {f"first.{number}": first for number, first in enumerate(site.first)} | {LAST: site.output}
     found: dict[str, nn.Module] = {}
     if site.query_key is None:
         found |= {name: whole_of(each) for name, each in zip(("query", "key"), site.projections, strict=True)}
     else:
         linear = ((name, each) for name, each in site.query_key.named_modules() if isinstance(each, nn.Linear))
         found |= {f"query_key.{name}": each for name, each in linear}
-    found |= {"value": whole_of(site.value), "output": site.output}
+    found |= {"value": whole_of(site.value), LAST: site.output}
     names = {module: name for name, module in reversed(found.items())}  # one may make queries, keys and values
     return {name: module for name, module in found.items() if names[module] == name}
 
@@ -100,22 +101,23 @@ def rounded(site: OpenPart, bits: int) -> GridFit:
     return on_grid(site, bits, {})
 
 
-def on_grid(site: OpenPart, bits: int, seconds: Mapping[str, Tensor]) -> GridFit:
+def on_grid(site: OpenPart, bits: int, seconds: Mapping[str, Tensor], names: Sequence[str] | None = None) -> GridFit:
     """Return the fit of weights on a grid: of GPTQ where the second moments of the inputs are known, else rounded.
 
     Args:
         site: the site as it is to be stored.
         bits: the bits of a weight.
         seconds: name of a projection -> [n, n].
+        names: of the projections; None for all.
     """
-    names, weights = [], []
-    for name, module in projections_of(site).items():
-        weight = weight_of(module).detach()
+    modules, weights = projections_of(site), []
+    names = [*modules] if names is None else names
+    for name in names:
+        weight = weight_of(modules[name]).detach()
         try:
             found = gptq(weight, seconds[name], bits) if name in seconds else nearest_on_grid(weight, bits)
         except NonFiniteError as error:
             raise NonFiniteError(f"{site.path}, {name}: {error}") from error
-        names.append(name)
         weights.append(found)
     return GridFit(names, weights)
 
@@ -125,12 +127,12 @@ class InputSums:
 
     Args:
         site: the site as it is now.
-        masks: holds the token masks of the current inputs.
         calls: the calls of the site in one forward pass, which ends with the last of them.
     """
 
-    def __init__(self, site: OpenLayerSite, masks: dict[str, Tensor | None], calls: int):
-        self.site, self.masks, self.calls, self.seen = site, masks, calls, 0
+    def __init__(self, site: OpenLayerSite, calls: int):
+        self.site, self.calls, self.seen = site, calls, 0
+        self.masks: dict[str, Tensor | None] = {}  # of the current inputs
         self.modules = projections_of(site)
         self.read: dict[str, Tensor] = {}  # what projections read in the call that is under way
         self.same: dict[str, str] = {}  # name of a projection -> that of the first one that reads the same
@@ -146,7 +148,7 @@ class InputSums:
                 rows = rows[mask.flatten().to(rows.device)]
             product = float64(rows.float().mT @ rows.float())
             self.sums[name] = product if name not in self.sums else self.sums[name] + product
-        if name == "output":
+        if name == LAST:
             self.read.clear()
             self.seen += 1
             if self.seen % self.calls == 0:

@@ -4,7 +4,8 @@ The fits of `parts` see the original model. Each makes up for what its own site 
 the sites before it. So every last projection (W_O, or the last one of a feed-forward block) is then fitted again, in
 the order in which the sites run. It reads what the smaller model gives it. Its target is what the module after it reads
 in the original, with the residual connection added: so it also makes up for the errors before it, as far as what is
-left of the site allows. As in GPTQ (Frantar et al. 2023, arXiv:2210.17323) and K-prune (Park et al. 2024,
+left of the site allows. Where weights get few bits, the other projections are on their grids by then, and the last one
+follows: it makes up for them, too. As in GPTQ (Frantar et al. 2023, arXiv:2210.17323) and K-prune (Park et al. 2024,
 arXiv:2308.03449), no labels are needed.
 
 With y the output of a site, s what the next module reads, and s0 what it reads in the original, the target of y is
@@ -19,7 +20,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -28,16 +29,16 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.numerics import few_threads, float64, solve_positive
 from collab_heads.base.progress import progress_bar
-from collab_heads.compression.bits import GridFit, InputSums, on_grid, rounded
+from collab_heads.compression.bits import LAST, InputSums, on_grid, projections_of, rounded
 from collab_heads.compression.measurements import Measurements
 from collab_heads.compression.parts.part import Fit, RefittedOutput, install
-from collab_heads.compression.parts.shape import UNCHANGED, Choice
+from collab_heads.compression.parts.shape import Choice
 from collab_heads.compression.parts.table import fit_site
 from collab_heads.compression.probe import Probe
 from collab_heads.compression.residual_readers import Reader, find_readers, watching
 from collab_heads.layers.layout import weight_of, widths
-from collab_heads.model.apply_state import OutputWeights, refit_output, undone
-from collab_heads.model.open_layers import OpenPart, OpenTable
+from collab_heads.model.apply_state import OutputWeights, undone
+from collab_heads.model.open_layers import OpenLayers, OpenLayerSite
 from collab_heads.running.batches import EnoughSeen, run_batches
 from collab_heads.running.blocks import BlockStarts
 from collab_heads.running.portions import portions
@@ -48,9 +49,8 @@ def fit_choices(
 ) -> dict[str, list[Fit]]:
     """Fit choices for sites: path -> fits of every site that changes; the model stays as it is.
 
-    The last projections are then refitted in the order of the sites (`refitted_in_order`). This is kept if it
-    reduces the error of the output on the examples that are held out, and on others with them. Weights are put on grids
-    last (`put_on_grids`).
+    The last projections are then refitted in the order of the sites, and weights put on grids (`fitted_in_order`). The
+    refits are kept if they reduce the error of the output on the examples that are held out, and on others with them.
 
     Args:
         measured: the measurements of the model.
@@ -58,21 +58,21 @@ def fit_choices(
         elsewhere: measures the error on examples of another kind.
     """
     layers, options, fitted = measured.layers, measured.options.fit, {}
-    with_bits, choices = choices, {path: choice.in_float for path, choice in choices.items()}
-    changing = [site for site in measured.sites if choices[site.path] != UNCHANGED]
-    for site in progress_bar(changing, desc="fitting sites"):
-        path, shape = site.path, measured.shapes[site.path]
-        found = measured.kept.find(path, {path: choices[path]})
+    for site in progress_bar([each for each in measured.sites if choices[each.path].sizes], desc="fitting sites"):
+        path, shape, choice = site.path, measured.shapes[site.path], choices[site.path].in_float
+        found = measured.kept.find(path, {path: choice})
         if found is None:
             with few_threads(widths(site.output)[0]):  # a name for the calibration would keep it in memory
-                found = fit_site(layers, path, shape, choices[path], measured.fitted.of(path), options)
-            measured.kept.add(path, {path: choices[path]}, found)
+                found = fit_site(layers, path, shape, choice, measured.fitted.of(path), options)
+            measured.kept.add(path, {path: choice}, found)
         fitted[path] = found
-    refitted = refitted_in_order(measured, fitted, choices)
+    has_bits = any(choice.bits is not None for choice in choices.values())
+    refitted = fitted_in_order(measured, fitted, choices)
+    plain = fitted_in_order(measured, fitted, choices, refits=False) if has_bits else fitted
     probes = [measured.probe, *([] if elsewhere is None else [elsewhere])]
-    if refitted and square(measured, refitted, probes) < square(measured, fitted, probes):
-        fitted = refitted
-    return put_on_grids(measured, fitted, with_bits)
+    if refitted and square(measured, refitted, probes) < square(measured, plain, probes):
+        return refitted
+    return plain
 
 
 def square(measured: Measurements, fitted: Mapping[str, Sequence[Fit]], probes: Sequence[Probe]) -> float:
@@ -103,104 +103,121 @@ TARGETS = 64 * 2**20  # bytes of targets that are held at a time: each further g
 logger = logging.getLogger(__name__)
 
 
-def refitted_in_order(
-    measured: Measurements, fitted: Mapping[str, Sequence[Fit]], choices: Mapping[str, Choice]
+def fitted_in_order(
+    measured: Measurements,
+    fitted: Mapping[str, Sequence[Fit]],
+    choices: Mapping[str, Choice],
+    *,
+    refits: bool = True,
 ) -> dict[str, list[Fit]]:
-    """Refit last projections after some fits; the model is unchanged afterwards.
-
-    Args:
-        measured: the measurements of the model.
-        fitted: path -> fits of every site that changes.
-        choices: path -> choice, which the fits are of.
-
-    Returns:
-        The same fits, each followed by a `RefittedOutput` where this reduces the error on examples that it was not
-        fitted to. Sites that keep their sizes, after the first one that changes, may have one, too. Empty if there is
-        none, or if there are too few examples.
-    """
-    if not fitted:
-        return {}
-    model, found = measured.model, {path: [*fits] for path, fits in fitted.items()}
-    measured.fitted.release()
-    examples, tokens = examples_of(measured)
-    if len(examples) < VALIDATED:
-        logger.info("the last projections are not refitted in order: there are too few calibration examples")
-        return {}
-    readers = find_readers(model, measured.sites, examples[0])
-    while readers and readers[0].site.path not in fitted:
-        del readers[0]  # it reads what it reads in the original
-    sites, kept, is_refitted = [reader.site for reader in readers], measured.kept, False
-    original, smaller = (BlockStarts(model, sites, examples, whole) for _ in range(2))
-    for group in progress_bar(grouped(readers, tokens), desc="refitting in order"):
-        refits = {reader.output: kept.find(f"{reader.site.path}, refitted", choices) for reader in group}
-        if None in refits.values():
-            targets = targets_of(model, group, examples, original)
-            with undone(measured.layers, measured.sites) as tried:
-                install(tried, found)
-                for reader in group:
-                    # not the site's own: installing fits may have replaced it
-                    projection, fits = model.get_submodule(reader.output), refits[reader.output]
-                    wanted = targets.pop(reader.output)
-                    if fits is None:
-                        with smaller.at(reader.site.path):
-                            output = refit(model, reader, examples, wanted)
-                        fits = [] if output is None else [RefittedOutput(output.rounded(projection))]
-                        kept.add(f"{reader.site.path}, refitted", choices, fits)
-                        refits[reader.output] = fits
-                    for fit in fits:
-                        refit_output(projection, cast(RefittedOutput, fit).output)
-        for reader in group:
-            if fits := refits[reader.output]:
-                found.setdefault(reader.site.path, []).extend(fits)
-                is_refitted = True
-    return found if is_refitted else {}
-
-
-def put_on_grids(
-    measured: Measurements, fitted: dict[str, list[Fit]], choices: Mapping[str, Choice]
-) -> dict[str, list[Fit]]:
-    """Put weights on grids after some fits; the model is unchanged afterwards.
+    """Refit last projections after some fits, and put weights on grids; the model is unchanged afterwards.
 
     Args:
         measured: the measurements of the model.
         fitted: path -> fits of every site that changes its sizes.
-        choices: path -> choice; those with bits count.
+        choices: path -> choice, which the fits are of; weights go to grids where it has bits.
+        refits: whether last projections are refitted.
 
     Returns:
-        The same fits, each followed by a `GridFit` where the choice has bits.
+        The same fits, each followed by a `RefittedOutput` where this reduces the error on examples that it was not
+        fitted to, and by `GridFit`s. Sites that keep their sizes, after the first one that changes, may have them, too.
+        Empty if nothing is changed, or if there are too few examples for refits.
     """
-    kept, model = measured.kept, measured.model
     bits = {path: choice.bits for path, choice in choices.items() if choice.bits is not None}
-    if not bits:
-        return fitted
+    if not (fitted or bits):
+        return {}
+    model, kept, found = measured.model, measured.kept, {path: [*fits] for path, fits in fitted.items()}
     measured.fitted.release()
-    examples, _ = examples_of(measured)
-    starts = BlockStarts(model, measured.sites, examples, whole)
-    found = {path: [*fits] for path, fits in fitted.items()}
-    paths = [each.path for each in (*measured.tables, *measured.sites) if each.path in bits]
-    with undone(measured.layers, measured.changing) as tried:
-        install(tried, found)
-        for path in progress_bar(paths, desc="putting weights on grids"):
-            name = f"{path}, on a grid"
-            if (fits := kept.find(name, choices)) is None:
-                fits = [grid_fit(measured, tried.at(path), bits[path], examples, starts)]
-                kept.add(name, choices, fits)
-            install(tried, {path: fits})
-            found.setdefault(path, []).extend(fits)
-    return found
+    examples, tokens = examples_of(measured)
+    if refits and len(examples) < VALIDATED:
+        logger.info("the last projections are not refitted in order: there are too few calibration examples")
+        return {}
+    readers = {each.site.path: each for each in find_readers(model, measured.sites, examples[0])} if refits else {}
+    sites = [each.site for each in readers.values()]
+    sites += [site for site in measured.sites if site.path in bits and site.path not in readers]
+    while sites and sites[0].path not in fitted.keys() | bits.keys():
+        del sites[0]  # it reads what it reads in the original
+    for table in measured.tables:
+        if table.path in bits:
+            found[table.path] = [rounded(table, bits[table.path])]
+    original, smaller = (BlockStarts(model, sites, examples, whole) for _ in range(2))
+    is_changed, name = bool(bits), "{}, refitted" if refits else "{}, on a grid"
+    for group in progress_bar(grouped(sites, tokens), desc="refitting in order"):
+        known = {site.path: kept.find(name.format(site.path), choices) for site in group}
+        if None in known.values():
+            of_group = [readers[site.path] for site in group if site.path in readers]
+            targets = targets_of(model, of_group, examples, original) if of_group else {}
+            with undone(measured.layers, measured.changing) as tried:
+                install(tried, found)
+                for path, fits in known.items():
+                    if fits is not None:
+                        install(tried, {path: fits})
+                        continue
+                    turn = Turn(measured, tried, path, examples, smaller)
+                    reader = readers.get(path)
+                    wanted = None if reader is None else targets.pop(reader.output)
+                    fits = known[path] = turn.fitted(bits.get(path), reader, wanted)
+                    kept.add(name.format(path), choices, fits)
+        for path, fits in known.items():
+            if fits:
+                found.setdefault(path, []).extend(fits)
+                is_changed = True
+    return found if is_changed else {}
 
 
-def grid_fit(
-    measured: Measurements, site: OpenPart, bits: int, examples: Sequence[Mapping], starts: BlockStarts
-) -> GridFit:
-    """Return the weights of a site on a grid: what is before it in the model is as it will be."""
-    if isinstance(site, OpenTable):
-        return rounded(site, bits)
-    sums = InputSums(site, {}, measured.work[site.path].calls)
-    with starts.at(site.path):
-        seconds = sums.of(measured.model, examples)
-    with few_threads(widths(site.output)[0]):
-        return on_grid(site, bits, seconds)
+@dataclass
+class Turn:
+    """The turn of a site: everything before it in the model is as it will be.
+
+    Attributes:
+        measured: the measurements of the model.
+        tried: the layers with the fits before.
+        path: the path of the site.
+        examples: portions.
+        starts: starts on the examples.
+        fits: of the site in its turn, so far; they are installed.
+    """
+
+    measured: Measurements
+    tried: OpenLayers
+    path: str
+    examples: Sequence[Mapping]
+    starts: BlockStarts
+    fits: list[Fit] = field(default_factory=list)
+
+    def fitted(self, bits: int | None, reader: Reader | None, targets: Sequence[Tensor] | None) -> list[Fit]:
+        """Put the first projections on a grid, refit the last one, and put it on a grid, too.
+
+        Args:
+            bits: of the grid; None for none.
+            reader: the reader of the site; None to refit nothing.
+            targets: portion -> [tokens, D], what the reader reads in the original.
+        """
+        if bits is not None:
+            self.put_on_grid(bits, of_last=False if reader else None)
+        if reader is not None and targets is not None:
+            projection = self.measured.model.get_submodule(reader.output)
+            with self.starts.at(self.path):
+                output = refit(self.measured.model, reader, self.examples, targets)
+            if output is not None:
+                self.add(RefittedOutput(output.rounded(projection)))
+            if bits is not None:
+                self.put_on_grid(bits, of_last=True)
+        return self.fits
+
+    def put_on_grid(self, bits: int, *, of_last: bool | None) -> None:
+        """Put the weights of projections on a grid: of the last one, of the others, or, for None, of all."""
+        site = self.tried.at(self.path)
+        with self.starts.at(self.path):
+            seconds = InputSums(site, self.measured.work[self.path].calls).of(self.measured.model, self.examples)
+        names = [name for name in projections_of(site) if of_last is None or (name == LAST) == of_last]
+        with few_threads(widths(site.output)[0]):
+            self.add(on_grid(site, bits, seconds, names))
+
+    def add(self, fit: Fit) -> None:
+        """Add a fit, and install it."""
+        self.fits.append(fit)
+        install(self.tried, {self.path: [fit]})
 
 
 def whole(example: Mapping) -> tuple[Mapping]:
@@ -226,11 +243,11 @@ def examples_of(measured: Measurements) -> tuple[list[Mapping], int]:
     return [chosen[number] for number in order], tokens * count // total
 
 
-def grouped(readers: Sequence[Reader], tokens: int) -> list[list[Reader]]:
-    """Cut readers into groups whose targets take at most `TARGETS` bytes."""
-    size = torch.float32.itemsize * tokens * max((widths(reader.site.output)[1] for reader in readers), default=1)
+def grouped(sites: Sequence[OpenLayerSite], tokens: int) -> list[list[OpenLayerSite]]:
+    """Cut sites into groups whose targets take at most `TARGETS` bytes."""
+    size = torch.float32.itemsize * tokens * max((widths(site.output)[1] for site in sites), default=1)
     count = max(TARGETS // max(size, 1), 1)
-    return [[*readers[start : start + count]] for start in range(0, len(readers), count)]
+    return [[*sites[start : start + count]] for start in range(0, len(sites), count)]
 
 
 def targets_of(

@@ -80,7 +80,7 @@ def test_no_group_outlives_its_turn(monkeypatch):
     monkeypatch.setattr(calibrate, "LEAST", 0)
     monkeypatch.setattr(calibrate, "SHARE", 0)
     held, counts = defaultdict(list), []
-    calibrated, refitted_in_order = CalibratedSites.calibrated, fitting.refitted_in_order
+    calibrated, fitted_in_order = CalibratedSites.calibrated, fitting.fitted_in_order
 
     def watched(self, group):
         counts.append(sum(moments() is not None for moments in held[id(self)]))
@@ -91,10 +91,10 @@ def test_no_group_outlives_its_turn(monkeypatch):
     def refitted(measured, fitted, choices):
         measured.fitted.release()
         counts.append(sum(moments() is not None for each in held.values() for moments in each))
-        return refitted_in_order(measured, fitted, choices)
+        return fitted_in_order(measured, fitted, choices)
 
     monkeypatch.setattr(CalibratedSites, "calibrated", watched)
-    monkeypatch.setattr(fitting, "refitted_in_order", refitted)
+    monkeypatch.setattr(fitting, "fitted_in_order", refitted)
     CHANGES["compress"](FAMILIES["bert"].build(), batches_of(FAMILIES["bert"], 12))
     assert len(counts) > 6 and set(counts) == {0}
 

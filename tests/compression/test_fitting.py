@@ -12,7 +12,7 @@ from unchanged import assert_unchanged, snapshot
 
 from collab_heads import compress, plan
 from collab_heads.compression import fitting
-from collab_heads.compression.fitting import Sums, error, fit_choices, fitted_error, refitted_in_order
+from collab_heads.compression.fitting import Sums, error, fit_choices, fitted_error, fitted_in_order
 from collab_heads.compression.parts.heads import KeptHeads
 from collab_heads.compression.parts.part import RefittedOutput, install
 from collab_heads.compression.residual_readers import find_readers
@@ -76,7 +76,7 @@ def test_an_error_that_can_be_undone_is_undone(name):
     """A constant that is added to the output of the first site is taken out of it again."""
     made = measured_of(name)
     wrong = shifted(made.measured.sites[0])
-    right = refitted_in_order(made.measured, wrong, {})
+    right = fitted_in_order(made.measured, wrong, {})
     assert fitted_error(made.measured, wrong) > 0.1
     assert fitted_error(made.measured, right) < UNDONE * fitted_error(made.measured, wrong)
 
@@ -93,7 +93,7 @@ def test_an_error_before_a_scale_is_undone():
         path: [RefittedOutput(OutputWeights(fit.output.weight, 20 * fit.output.bias))]
         for path, (fit,) in shifted(made.measured.sites[0]).items()
     }
-    right = refitted_in_order(made.measured, wrong, {})
+    right = fitted_in_order(made.measured, wrong, {})
     assert fitted_error(made.measured, wrong) > 0.1
     assert fitted_error(made.measured, right) < UNDONE * fitted_error(made.measured, wrong)
 
@@ -188,7 +188,7 @@ def test_products_that_single_precision_cannot_hold(scale):
 def test_what_overflows_is_not_refitted(monkeypatch):
     made, add = measured_of("bert"), Sums.add
     fitted = fit_choices(made.measured, made.choose(0.4))
-    assert refitted_in_order(made.measured, fitted, {})
+    assert fitted_in_order(made.measured, fitted, {})
 
     def overflowing(self, rows, targets):
         rows = rows.clone()
@@ -196,14 +196,14 @@ def test_what_overflows_is_not_refitted(monkeypatch):
         add(self, rows, targets)
 
     monkeypatch.setattr(Sums, "add", overflowing)
-    assert refitted_in_order(made.measured, fitted, {}) == {}
+    assert fitted_in_order(made.measured, fitted, {}) == {}
 
 
 def test_what_loses_as_much_on_other_portions_is_not_refitted(monkeypatch):
     made = measured_of("bert")
     fitted = fit_choices(made.measured, made.choose(0.4))
     monkeypatch.setattr(fitting, "error", lambda weights, held: 1.0)
-    assert refitted_in_order(made.measured, fitted, {}) == {}
+    assert fitted_in_order(made.measured, fitted, {}) == {}
 
 
 @pytest.mark.slow
@@ -211,7 +211,7 @@ def test_a_site_without_heads_gets_a_bias():
     made = measured_of("distilbert", 64)
     last = layers_of(made.measured.model).with_heads[-1]
     width = weight_of(last.output).shape[0]
-    found = refitted_in_order(made.measured, shifted(made.measured.sites[0]) | {last.path: [KeptHeads((), None)]}, {})
+    found = fitted_in_order(made.measured, shifted(made.measured.sites[0]) | {last.path: [KeptHeads((), None)]}, {})
     refitted = found[last.path][-1].output
     assert refitted.weight.shape == (width, 0) and refitted.bias.abs().max() > 0
 
@@ -247,7 +247,7 @@ def test_the_error_falls_and_the_model_stays(family):
     fitted = fit_choices(made.measured, made.choose(0.4))
     assert_unchanged(made.measured.model, before)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fitting, "refitted_in_order", lambda measured, fitted, choices: {})
+        patch.setattr(fitting, "fitted_in_order", lambda measured, fitted, choices: {})
         plain = fit_choices(made.measured, made.choose(0.4))
     kept = [fit for fits in fitted.values() for fit in fits if isinstance(fit, RefittedOutput)]
     if family.name not in ("albert", "qwen3"):  # layers that share their modules; nothing helps on held-out examples
@@ -261,17 +261,17 @@ def test_a_refit_that_does_not_help_is_left_out(monkeypatch):
     made = measured_of("bert")
     choices = made.choose(0.4)
     worse = fit_choices(made.measured, made.choose(0.2))
-    monkeypatch.setattr(fitting, "refitted_in_order", lambda measured, fitted, choices: worse)
+    monkeypatch.setattr(fitting, "fitted_in_order", lambda measured, fitted, choices: worse)
     assert fit_choices(made.measured, choices) is not worse
     better = fit_choices(made.measured, made.choose(0.9))
-    monkeypatch.setattr(fitting, "refitted_in_order", lambda measured, fitted, choices: better)
+    monkeypatch.setattr(fitting, "fitted_in_order", lambda measured, fitted, choices: better)
     assert fit_choices(made.measured, choices) is better
 
 
 def test_few_examples_are_not_fitted_to():
     made = measured_of("bert", 4)
-    assert refitted_in_order(made.measured, fit_choices(made.measured, made.choose(0.4)), {}) == {}
-    assert refitted_in_order(measured_of("bert").measured, {}, {}) == {}
+    assert fitted_in_order(made.measured, fit_choices(made.measured, made.choose(0.4)), {}) == {}
+    assert fitted_in_order(measured_of("bert").measured, {}, {}) == {}
 
 
 def test_many_tokens_are_sampled(monkeypatch):
@@ -283,7 +283,7 @@ def test_many_tokens_are_sampled(monkeypatch):
     monkeypatch.setattr(fitting, "TOKENS", 1)  # of long examples a few stay
     assert len(fitting.examples_of(made.measured)[0]) == fitting.FEWEST
     wrong = shifted(made.measured.sites[0])  # and are enough
-    right = refitted_in_order(made.measured, wrong, {})
+    right = fitted_in_order(made.measured, wrong, {})
     assert right and fitted_error(made.measured, right) < UNDONE * fitted_error(made.measured, wrong)
 
 
@@ -305,9 +305,9 @@ def test_portions_of_all_lengths_choose_the_ridge():
 def test_groups_of_targets_do_not_change_the_result(monkeypatch):
     made = measured_of("bert")
     fitted = fit_choices(made.measured, made.choose(0.4))
-    whole = refitted_in_order(made.measured, fitted, {})
+    whole = fitted_in_order(made.measured, fitted, {})
     monkeypatch.setattr(fitting, "TARGETS", 1)
-    parts = refitted_in_order(made.measured, fitted, {})
+    parts = fitted_in_order(made.measured, fitted, {})
     assert whole.keys() == parts.keys()
     outputs = [[fit.output.weight for fit in fits if isinstance(fit, RefittedOutput)] for fits in whole.values()]
     again = [[fit.output.weight for fit in fits if isinstance(fit, RefittedOutput)] for fits in parts.values()]
