@@ -166,6 +166,14 @@ plain(
     | {"flips, %": ("flips", ".1f"), "neighbours, %": ("neighbours", ".1f"), "time": ".2f"},
 )
 plain(
+    "bytes",
+    "bytes",
+    {"model": "", "method": "", "MB": ".1f", "draws": ""}
+    | {f"lost, {name}": ".2f" for name in ("STS-B", "SST-2", "retrieval")}
+    | {"flips, %": ("flips", ".1f"), "neighbours, %": ("neighbours", ".1f"), "error": ("measured", ".3f")}
+    | {"seconds": ".0f"},
+)
+plain(
     "zero_shot",
     "zero_shot",
     {"model": ""}

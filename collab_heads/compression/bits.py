@@ -128,10 +128,11 @@ class InputSums:
     Args:
         site: the site as it is now.
         calls: the calls of the site in one forward pass, which ends with the last of them.
+        names: the names of the projections; None for all.
     """
 
-    def __init__(self, site: OpenLayerSite, calls: int):
-        self.site, self.calls, self.seen = site, calls, 0
+    def __init__(self, site: OpenLayerSite, calls: int, names: Sequence[str] | None = None):
+        self.site, self.calls, self.seen, self.names = site, calls, 0, names
         self.masks: dict[str, Tensor | None] = {}  # of the current inputs
         self.modules = projections_of(site)
         self.read: dict[str, Tensor] = {}  # what projections read in the call that is under way
@@ -142,7 +143,9 @@ class InputSums:
         """Take what a projection reads; the last projection completes a call."""
         first = next((other for other, read in self.read.items() if read is states), name)
         self.read[name] = states
-        if self.same.setdefault(name, first) == name:
+        if self.names is not None and name not in self.names:
+            pass
+        elif self.same.setdefault(name, first) == name:
             rows = states.flatten(0, -2)
             if (mask := self.masks.get(self.side_of(name))) is not None:
                 rows = rows[mask.flatten().to(rows.device)]

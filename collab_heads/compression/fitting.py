@@ -51,6 +51,7 @@ def fit_choices(
 
     The last projections are then refitted in the order of the sites, and weights put on grids (`fitted_in_order`). The
     refits are kept if they reduce the error of the output on the examples that are held out, and on others with them.
+    With bits, this is asked only where there are others.
 
     Args:
         measured: the measurements of the model.
@@ -66,9 +67,13 @@ def fit_choices(
                 found = fit_site(layers, path, shape, choice, measured.fitted.of(path), options)
             measured.kept.add(path, {path: choice}, found)
         fitted[path] = found
-    has_bits = any(choice.bits is not None for choice in choices.values())
-    refitted = fitted_in_order(measured, fitted, choices)
-    plain = fitted_in_order(measured, fitted, choices, refits=False) if has_bits else fitted
+    refitted, plain = fitted_in_order(measured, fitted, choices), fitted
+    if any(choice.bits is not None for choice in choices.values()):
+        if (
+            refitted and elsewhere is None
+        ):  # the plain one takes half as long again, and was worse wherever it was tried
+            return refitted
+        plain = fitted_in_order(measured, fitted, choices, refits=False)
     probes = [measured.probe, *([] if elsewhere is None else [elsewhere])]
     if refitted and square(measured, refitted, probes) < square(measured, plain, probes):
         return refitted
@@ -208,9 +213,10 @@ class Turn:
     def put_on_grid(self, bits: int, *, of_last: bool | None) -> None:
         """Put the weights of projections on a grid: of the last one, of the others, or, for None, of all."""
         site = self.tried.at(self.path)
-        with self.starts.at(self.path):
-            seconds = InputSums(site, self.measured.work[self.path].calls).of(self.measured.model, self.examples)
         names = [name for name in projections_of(site) if of_last is None or (name == LAST) == of_last]
+        sums = InputSums(site, self.measured.work[self.path].calls, names)
+        with self.starts.at(self.path):
+            seconds = sums.of(self.measured.model, self.examples)
         with few_threads(widths(site.output)[0]):
             self.add(on_grid(site, bits, seconds, names))
 
