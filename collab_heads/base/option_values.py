@@ -7,7 +7,7 @@ Role = Literal["enc-self", "dec-self", "dec-enc"]
 ROLES: tuple[Role, ...] = get_args(Role)
 FeedForwardRole = Literal["enc-ffn", "dec-ffn"]  # of feed-forward blocks
 FEED_FORWARD_ROLES: tuple[FeedForwardRole, ...] = get_args(FeedForwardRole)
-TableRole = Literal["embedding"]  # of tables, which have nothing but their bits to be changed
+TableRole = Literal["embedding", "linear"]  # of tables, which have nothing but their bits to be changed
 
 Allocation = Literal["uniform", "balanced"]  # of widths to sites
 ALLOCATIONS: tuple[Allocation, ...] = get_args(Allocation)

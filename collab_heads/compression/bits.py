@@ -7,8 +7,8 @@ Shapes: D outputs, n inputs.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -77,15 +77,26 @@ def whole_of(projection: nn.Module | FusedPart) -> nn.Module:
 def rounding_errors(site: OpenPart, shape: Shape) -> dict[int, float]:
     """Return bits -> squared error of the weights of a site rounded to a grid, as a share of their squares.
 
-    The larger error comes first. It is that of an even sample of the rows.
+    It is that of an even sample of the rows.
     """
     found = {}
     rows = [sampled(weight_of(module).detach()) for module in projections_of(site).values()]
     whole = sum(float(weight.square().sum()) for weight in rows)
     for bits in shape.bits:
-        lost = sum(float((weight - nearest_on_grid(weight, bits).weight()).square().sum()) for weight in rows)
+        with naming(site.path):
+            near = [nearest_on_grid(weight, bits).weight() for weight in rows]
+        lost = sum(float((weight - each).square().sum()) for weight, each in zip(rows, near, strict=True))
         found[bits] = lost / whole if whole else 0.0
     return found
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Raise NonFiniteError with the name of a site before it."""
+    try:
+        yield
+    except NonFiniteError as error:
+        raise NonFiniteError(f"{what}: {error}") from error
 
 
 def sampled(weight: Tensor) -> Tensor:
@@ -114,10 +125,8 @@ def on_grid(site: OpenPart, bits: int, seconds: Mapping[str, Tensor], names: Seq
     names = [*modules] if names is None else names
     for name in names:
         weight = weight_of(modules[name]).detach()
-        try:
+        with naming(f"{site.path}, {name}"):
             found = gptq(weight, seconds[name], bits) if name in seconds else nearest_on_grid(weight, bits)
-        except NonFiniteError as error:
-            raise NonFiniteError(f"{site.path}, {name}: {error}") from error
         weights.append(found)
     return GridFit(names, weights)
 

@@ -27,6 +27,7 @@ from collab_heads.compression.plan import measure, planned, prepared
 from collab_heads.compression.probe import Probe
 from collab_heads.compression.report import CompressedSite, CompressReport, Cost
 from collab_heads.errors import ArgumentError
+from collab_heads.layers.weight_grid import leave_grids
 from collab_heads.model.open_layers import OpenLayers
 from collab_heads.model.opened import opened
 from collab_heads.model.site_size import num_bytes, size_of
@@ -162,6 +163,7 @@ def compress(
         )
         report = report_of(made, measured, chosen, share, max_error)
         # Nothing has changed up to here; nothing can fail from here on.
+        leave_grids(model)  # what is left on one is put there anew
         install(layers, chosen.fitted)
     measured.kept.remove()
     planning = 0.0 if given is None else given.seconds
@@ -203,7 +205,7 @@ def report_of(
 ) -> CompressReport:
     """Return the report of what was chosen, before it is installed."""
     model, choices, uses = measured.model, chosen.choices, measured.uses
-    parameters, size = model.num_parameters(), num_bytes(model)
+    parameters, size = model.num_parameters(), num_bytes(model, in_full=True)
     return CompressReport(
         sites=tuple(site_report(made, uses[path], path, choice) for path, choice in choices.items()),
         of=made.of,

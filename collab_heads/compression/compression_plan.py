@@ -172,13 +172,13 @@ class CompressionPlan:
         """
         if not isinstance(budget, str):
             return check_budget(budget)
-        size = size_in_bytes(budget)
+        size = round(size_in_bytes(budget))
         if self.of != "bytes":
             raise ArgumentError(f"budget {budget!r}: the plan is of {self.of}, a size needs one of bytes (of='bytes')")
         least, most = self.rest + self.spending.least, self.rest + self.whole
         if not least <= size <= most:
             raise ArgumentError(
-                f"budget {budget!r}: the weights of the model take {most / 1e6:,.6g} MB, and {least / 1e6:,.6g} MB at "
+                f"budget {budget!r}: the weights of the model take {most / 1e6:.6f} MB, and {least / 1e6:.6f} MB at "
                 f"the least in the shape {self.shape!r}" + ("" if self.options.bits else "; fewer with bits=(8, 4)")
             )
         return (size - self.rest) / self.whole
@@ -192,7 +192,9 @@ class CompressionPlan:
         Raises:
             ArgumentError: if the budget is not a share, or below that of the fewest heads and the smallest widths.
         """
-        budget = self.share_of(budget)
+        asked, budget = budget, self.share_of(budget)
+        if isinstance(asked, str):
+            return self.cheapest(budget)
         if budget < self.least:
             raise ArgumentError(
                 f"budget {budget!r} of {self.of} is below {math.ceil(1000 * self.least) / 1000}, which the fewest "

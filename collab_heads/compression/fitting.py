@@ -69,9 +69,7 @@ def fit_choices(
         fitted[path] = found
     refitted, plain = fitted_in_order(measured, fitted, choices), fitted
     if any(choice.bits is not None for choice in choices.values()):
-        if (
-            refitted and elsewhere is None
-        ):  # the plain one takes half as long again, and was worse wherever it was tried
+        if refitted and elsewhere is None:  # the plain one takes half as long again; it was worse where it was tried
             return refitted
         plain = fitted_in_order(measured, fitted, choices, refits=False)
     probes = [measured.probe, *([] if elsewhere is None else [elsewhere])]

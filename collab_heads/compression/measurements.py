@@ -280,8 +280,8 @@ def choose_sites(
     if not sites:
         raise ArgumentError(f"sites={names!r} and {named} leave nothing to compress: no such site has such a part")
     attention = [site for site in sites if isinstance(site, OpenSite)]
+    check_prunable(layers, attention)
     if parts:
-        check_prunable(layers, attention)
         check_swappable(layers, [site for site in attention if not site.is_swapped])
         check_values(layers, attention)
     for site in attention:

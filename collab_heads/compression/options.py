@@ -94,7 +94,7 @@ def checked_bits(bits: int | Iterable[int] | None) -> tuple[int, ...]:
     Raises:
         ArgumentError: on bits that no grid has.
     """
-    listed = [] if bits is None else [bits] if isinstance(bits, int) else [*bits]
+    listed = [] if bits is None else [*bits] if isinstance(bits, Iterable) else [bits]
     if not all(isinstance(each, int) and each in BITS for each in listed):
         raise ArgumentError(f"bits={bits!r}: give some of {', '.join(map(str, BITS))}, or None")
     return tuple(sorted(set(listed), reverse=True))

@@ -147,20 +147,26 @@ def measure(
     """Check that the parts of a model can become smaller, prepare the batches, and measure it (see `measure_model`)."""
     model = layers.model
     check_not_inference(model)
-    check_float32(layers, options.grid_bits)
+    check_dtypes(layers, options)
     for part in PARTS.values() if options.parts else ():
         if not part.may_stay or set(options.counted_parts) == {part.name}:
             get_adapter(model, layers.adapter, part.capability(options.kind))
     return measure_model(layers, prepared(model, NoticingFew(batches)), options, errors=errors, file=file)
 
 
-def check_float32(layers: OpenLayers, bits: tuple[int, ...]) -> None:
-    """Raise ModelStateError if weights are to be put on grids, and their dtype has no room for codes times scales."""
-    others = {parameter.dtype for parameter in layers.model.parameters()} - {torch.float32}
-    if bits and others:
+def check_dtypes(layers: OpenLayers, options: PlanOptions) -> None:
+    """Raise ModelStateError if the weights' dtypes have no room for codes times scales, or their bytes differ."""
+    dtypes = {parameter.dtype for parameter in layers.model.parameters()}
+    named = ", ".join(sorted(map(str, dtypes)))
+    if options.grid_bits and dtypes != {torch.float32}:
         raise ModelStateError(
-            f"bits={bits}: the model has weights in {', '.join(map(str, others))}, which cannot hold codes times "
-            "scales: load it with dtype=torch.float32"
+            f"bits={options.grid_bits}: the model has weights in {named}, and only float32 holds codes times scales: "
+            "load it with dtype=torch.float32"
+        )
+    if options.of == "bytes" and len(dtypes) > 1:
+        raise ModelStateError(
+            f"of='bytes': the model has weights in {named}, so sizes do not tell bytes: count parameters, or load it "
+            "with dtype=torch.float32"
         )
 
 
@@ -190,7 +196,7 @@ def plan_of(measured: Measurements, cost: Callable[[SiteUse, Choice], float]) ->
     choosing = Choosing(measured.layers, measured.sites, measured.shapes, choices)
     allowed = list(allowed_choices(choosing, shape, is_even=has_states(measured)))
     whole = sum(stored_bytes(use, UNCHANGED) for use in measured.uses.values())
-    rest = num_bytes(measured.model) - whole
+    rest = num_bytes(measured.model, in_full=True) - whole
     return CompressionPlan(measured.options, shape, tuple(sites), allowed, measured, rest=rest)
 
 

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from collab_heads.base.option_values import BITS
-from collab_heads.layers.layout import weight_of
+from collab_heads.layers.layout import is_quantised, weight_of
 
 BLOCK = 32
-WEIGHT_BITS = "weight_bits"  # attribute of a module: the bits of its weight on the grid
+WEIGHT_BITS = "collab_weight_bits"  # attribute of a module: the bits of its weight on the grid
 BYTE = 8
+PACKED = 1 << 20  # weights that are packed at once, about
 SEEN = 4  # rows that are tried first: weights that were trained are on no grid
 
 
@@ -55,10 +56,14 @@ class GridWeights:
         A code counts from the smallest one. Eight codes of a row make `bits` bytes, the first code in the lowest bits
         of the first byte. Rows are filled up to whole blocks.
         """
-        codes = in_blocks(self.codes).unflatten(-1, (-1, BYTE)).to(torch.int64) + (1 << (self.bits - 1))
-        streams = codes[..., None] >> torch.arange(self.bits, device=codes.device) & 1  # [D, K, 4, codes, bits]
-        places = 1 << torch.arange(BYTE, device=codes.device)
-        return (streams.flatten(-2).unflatten(-1, (self.bits, BYTE)) * places).sum(-1).to(torch.uint8).flatten(1)
+        at_once = rows_at_once(self.codes.shape[1])
+        return torch.cat([self.packed_rows(rows) for rows in self.codes.split(at_once)])
+
+    def packed_rows(self, codes: Tensor) -> Tensor:
+        stored = (in_blocks(codes).flatten(1).to(torch.int16) + (1 << (self.bits - 1))).to(torch.uint8)
+        groups = stored.unflatten(1, (-1, BYTE))[..., None]  # [rows, groups, 8 codes, 1]
+        streams = groups >> torch.arange(self.bits, dtype=torch.uint8, device=codes.device) & 1
+        return as_numbers(streams.flatten(-2).unflatten(-1, (self.bits, BYTE))).flatten(1)
 
     @classmethod
     def unpacked(cls, packed: Tensor, scales: Tensor, inputs: int) -> "GridWeights":
@@ -80,10 +85,8 @@ class GridWeights:
                 f"codes {list(packed.shape)} and scales {list(scales.shape)} are not those of weights with {inputs} "
                 f"inputs on a grid of {', '.join(map(str, BITS))} bits"
             )
-        streams = packed.view(len(packed), -1, bits)[..., None] >> torch.arange(BYTE, device=packed.device) & 1
-        places = 1 << torch.arange(bits, device=packed.device)
-        codes = (streams.flatten(-2).unflatten(-1, (BYTE, bits)) * places).sum(-1) - (1 << (bits - 1))
-        return cls(codes.flatten(1)[:, :inputs].to(torch.int8), scales, bits)
+        made = [codes_in(rows, bits)[:, :inputs] for rows in packed.split(rows_at_once(inputs))]
+        return cls(torch.cat(made).contiguous(), scales, bits)
 
     @classmethod
     def of(cls, weight: Tensor, bits: int) -> "GridWeights | None":
@@ -93,6 +96,8 @@ class GridWeights:
             weight: [D, n], float32.
             bits: the bits of a code.
         """
+        if not weight.numel():
+            return None
         if not torch.isfinite(weight).all() or (len(weight) > SEEN and cls.of(weight[:SEEN], bits) is None):
             return None
         blocks = in_blocks(weight.detach()).flatten(0, 1)  # [D * K, 32]
@@ -111,6 +116,24 @@ class GridWeights:
             return None
         shape = len(weight), -1
         return cls(codes.view(shape)[:, : weight.shape[1]].contiguous(), scales.view(shape), bits)
+
+
+def rows_at_once(inputs: int) -> int:
+    """Return how many rows are packed at once: eight bits of a weight take eight bytes meanwhile."""
+    return max(PACKED // max(inputs, 1), 1)
+
+
+def as_numbers(streams: Tensor) -> Tensor:
+    """Turn bits [..., b], the lowest first, into numbers [...], uint8."""
+    places = (1 << torch.arange(streams.shape[-1], device=streams.device)).to(torch.uint8)
+    return (streams * places).sum(-1, dtype=torch.uint8)
+
+
+def codes_in(packed: Tensor, bits: int) -> Tensor:
+    """Return the codes of packed rows [D, K * 4 * bits]: [D, K * 32], int8."""
+    streams = packed.unflatten(1, (-1, bits))[..., None] >> torch.arange(BYTE, dtype=torch.uint8, device=packed.device)
+    stored = as_numbers((streams & 1).flatten(-2).unflatten(-1, (BYTE, bits))).flatten(1)
+    return (stored.to(torch.int16) - (1 << (bits - 1))).to(torch.int8)
 
 
 def codes_of(bits: int) -> range:
@@ -142,8 +165,17 @@ def grid_bytes(outputs: int, inputs: int, bits: int) -> int:
 
 
 def bits_of(module: nn.Module) -> int | None:
-    """Return the bits of the weight of a module that was put on a grid; None for any other."""
-    return vars(module).get(WEIGHT_BITS)
+    """Return the bits of the weight of a module that was put on a grid; None for any other, or without a weight."""
+    weight = getattr(module, "weight", None)
+    return vars(module).get(WEIGHT_BITS) if isinstance(weight, Tensor) and weight.numel() else None
+
+
+def share_bits(model: nn.Module) -> None:
+    """Give modules that share a weight on a grid its bits."""
+    bits = {id(module.weight): bits_of(module) for module in model.modules() if bits_of(module)}
+    for module in model.modules():
+        if (found := bits.get(id(getattr(module, "weight", None)))) is not None:
+            setattr(module, WEIGHT_BITS, found)
 
 
 def leave_grids(model: nn.Module) -> None:
@@ -160,6 +192,7 @@ def on_grid(model: nn.Module) -> Iterator[tuple[str, nn.Module, GridWeights | No
     seen: set[int] = set()
     for name, module in model.named_modules():
         if (bits := bits_of(module)) is not None and id(module.weight) not in seen:
-            seen.add(id(module.weight))
             weight = weight_of(module)
-            yield name, module, GridWeights.of(weight, bits) if weight.dtype == torch.float32 else None
+            seen.add(id(module.weight))
+            is_plain = weight.dtype == torch.float32 and not (is_quantised(weight) or weight.is_meta)
+            yield name, module, GridWeights.of(weight, bits) if is_plain else None

@@ -14,7 +14,7 @@ from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.feed_forward import feed_forward_blocks
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.fused import Projection
-from collab_heads.layers.layout import widths
+from collab_heads.layers.layout import PLAIN, weight_of, widths
 from collab_heads.layers.output import dense_weight
 from collab_heads.layers.query_key import QueryKey, is_swapped
 from collab_heads.layers.weight_grid import BLOCK
@@ -225,7 +225,7 @@ OpenLayerSite: TypeAlias = OpenSite | OpenFeedForward
 
 @dataclass(frozen=True, eq=False)
 class OpenTable:
-    """A table of embeddings in a model, which may also be the output layer: it has nothing but a weight [V, D].
+    """A weight [V, D] outside of the sites: embeddings, which may also be the output layer, or another linear layer.
 
     Attributes:
         path: the path of its first module in the model.
@@ -234,8 +234,11 @@ class OpenTable:
 
     path: str
     modules: tuple[nn.Module, ...]
-    role: ClassVar[TableRole] = "embedding"
     state: ClassVar[None] = None
+
+    @property
+    def role(self) -> TableRole:
+        return "embedding" if isinstance(self.output, nn.Embedding) else "linear"
 
     @property
     def output(self) -> nn.Module:
@@ -250,16 +253,19 @@ class OpenTable:
 OpenPart: TypeAlias = OpenLayerSite | OpenTable
 
 
-def tables_in(model: PreTrainedModel) -> list[OpenTable]:
-    """Return the tables of embeddings of a model, those of positions included, and its output layer.
+def tables_in(model: PreTrainedModel, sites: Iterable[OpenLayerSite]) -> list[OpenTable]:
+    """Return the embeddings of a model, those of positions included, and its linear layers outside of some sites.
 
-    Tables that are computed (sinusoids), or narrower than a block of a grid, are left out.
+    Embeddings that are computed (sinusoids) are left out, and what is narrower than a block of a grid.
     """
+    inside = {part for site in sites for module in modules_of(site) for part in module.modules()}
     shared: dict[int, dict[nn.Module, str]] = {}
     stacks = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
-    chosen = {each for stack in stacks for each in (input_embeddings(stack), stack.get_output_embeddings())}
+    read = {input_embeddings(stack) for stack in stacks}
     for name, module in model.named_modules():
-        if (module in chosen or type(module) is nn.Embedding) and module.weight.shape[1] >= BLOCK:
+        if module in inside or not (module in read or type(module) is nn.Embedding or isinstance(module, PLAIN)):
+            continue
+        if min(weight_of(module).shape[1:]) >= BLOCK:
             shared.setdefault(id(module.weight), {})[module] = name
     return [OpenTable(next(iter(names.values())), tuple(names)) for names in shared.values()]
 
@@ -311,8 +317,8 @@ class OpenLayers:
 
     @cached_property
     def tables(self) -> list[OpenTable]:
-        """The tables of embeddings."""
-        return tables_in(self.model)
+        """The weights outside of the sites that may have few bits."""
+        return tables_in(self.model, [*self.attention, *self.feed_forwards])
 
     @property
     def with_heads(self) -> list[OpenSite]:

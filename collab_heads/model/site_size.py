@@ -146,8 +146,8 @@ AnyGeometry: TypeAlias = Geometry | FeedForwardGeometry | TableGeometry
 
 
 def stored_bits(module: nn.Module) -> int:
-    """Return the bits of the weight of a module: on its grid, or of its dtype."""
-    return bits_of(module) or BYTE * weight_of(module).element_size()
+    """Return the bits of the dtype of a module's weight; if it lies on a grid, it may leave it."""
+    return BYTE * weight_of(module).element_size()
 
 
 @dataclass(frozen=True)
@@ -196,10 +196,16 @@ def bytes_of(matrices: Iterable[tuple[int, int]], others: int, bits: int) -> int
     return sum(grid_bytes(*shape, bits) for shape in matrices) + others * each // BYTE
 
 
-def num_bytes(model: nn.Module) -> int:
-    """Return the bytes that the parameters of a model take in a checkpoint; those that are used twice count once."""
-    sizes = {id(parameter): parameter.nbytes for parameter in model.parameters()}
-    for module in model.modules():
+def num_bytes(model: nn.Module, *, in_full: bool = False) -> int:
+    """Return the bytes that the parameters of a model take in a checkpoint; those that are used twice count once.
+
+    Args:
+        model: the model.
+        in_full: whether weights on grids count as if they were not packed.
+    """
+    never = set(getattr(model, "_keys_to_ignore_on_save", None) or ())  # sinusoids
+    sizes = {id(parameter): parameter.nbytes for name, parameter in model.named_parameters() if name not in never}
+    for module in () if in_full else model.modules():
         if (bits := bits_of(module)) is not None:
             sizes[id(module.weight)] = grid_bytes(*shape_of(weight_of(module)), bits)
     return sum(sizes.values())

@@ -225,7 +225,7 @@ SECTIONS = re.compile(
     r"\s*<!-- collab_heads (?P<name>[\w ]+): begin -->\n(?P<text>.*?)\n<!-- collab_heads (?P=name): end -->\s*",
     re.DOTALL,
 )
-BITS = "Weights are stored in {} bits; `weight_bits` of the config says which."
+BITS = "Weights are stored in {} bits; `collab_heads_bits` of the config says which."
 VOCABULARY = (
     "## Vocabulary\n\nTrimmed by collab_heads from {before:,} to {after:,} tokens; use the tokenizer of this "
     "repository."

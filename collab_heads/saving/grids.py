@@ -24,23 +24,36 @@ from collab_heads.base.option_values import BITS
 from collab_heads.errors import ConfigError
 from collab_heads.layers.layout import is_transposed
 from collab_heads.layers.weight_grid import WEIGHT_BITS, GridWeights, on_grid
-from collab_heads.sites.record import GRIDS, configs_in
+from collab_heads.sites.record import GRIDS, configs_in, own_configs
 
 CODES, SCALES = "weight_codes", "weight_scales"  # in place of "weight"
 logger = logging.getLogger("transformers.collab_heads")
 
 
-def note_grids(model: PreTrainedModel) -> None:
-    """Write the bits of the weights that lie on grids into the configs of a model that is to be saved."""
+def note_grids(model: PreTrainedModel, *, may_pack: bool = True) -> None:
+    """Write the bits of the weights that lie on grids into the configs of a model that is to be saved.
+
+    Args:
+        model: the model; its configs are copied first if they change: other models may share them.
+        may_pack: whether the save can pack weights.
+    """
     bits, left = {}, []
     for name, _, found in on_grid(model):
-        if found is None:
+        if found is None or not may_pack:
             left.append(name)
         else:
             bits[name] = found.bits
     if left:
-        logger.warning("stored in full, since they have left their grids of few bits: %s", shortened(left, 3))
-    set_grids(model.config, bits)
+        why = "they have left their grids of few bits" if may_pack else "a save of this kind packs none"
+        logger.warning("stored in full, since %s: %s", why, shortened(left, 3))
+    if getattr(model.config, GRIDS, None) != (bits or None):
+        own_configs(model)
+        set_grids(model.config, bits)
+
+
+def packs(save_original_format: bool = True, distributed_checkpoint: bool = False, **_: Any) -> bool:
+    """Return whether `save_pretrained` can pack weights when it is called with these arguments."""
+    return save_original_format and not distributed_checkpoint
 
 
 def set_grids(config: PretrainedConfig, bits: Mapping[str, int]) -> None:
@@ -59,16 +72,29 @@ def packed(stock: Callable, model: PreTrainedModel, state_dict: dict[str, Tensor
     if kept is not None:
         vars(model)["_weight_conversions"] = [each for each in kept if not is_ours(each)]
     state = stock(model, state_dict, *args, **kwargs)
-    grids = {place_of(cast(Tensor, module.weight)): found for _, module, found in on_grid(model) if found is not None}
+    if not (noted := getattr(model.config, GRIDS, None)):
+        return state
+    by_place, by_name = {}, {}
+    for name, module, grid in on_grid(model):
+        if grid is not None and name in noted:
+            weight = cast(Tensor, module.weight)
+            by_place[place_of(weight)] = by_name[f"{name}.weight"] = weight, grid
     found = {}
     for name, tensor in state.items():
-        grid = grids.get(place_of(tensor))
-        if grid is None or not name.endswith("weight"):
-            found[name] = tensor
-        else:
-            stem = name.removesuffix("weight")
+        pair = by_place.get(place_of(tensor)) or by_name.get(name)
+        if pair is not None and name.endswith("weight") and is_same(tensor, pair[0]):
+            stem, grid = name.removesuffix("weight"), pair[1]
             found[stem + CODES], found[stem + SCALES] = grid.packed(), grid.scales.view(torch.uint8)
+        else:
+            found[name] = tensor
     return found
+
+
+def is_same(tensor: Tensor, weight: Tensor) -> bool:
+    """Return True if a tensor of a state is a weight, or a copy of it."""
+    return place_of(tensor) == place_of(weight) or (
+        tensor.dtype == weight.dtype and torch.equal(tensor, weight.to(tensor.device))
+    )
 
 
 def place_of(tensor: Tensor) -> tuple:
@@ -125,12 +151,7 @@ class Unpack(ConversionOps):
         if found.keys() != {CODES, SCALES}:
             raise ValueError(f"{full_layer_name} has {', '.join(found)} alone")
         weight, module = self.model.get_parameter(full_layer_name), self.module_of(full_layer_name)
-        inputs = weight.shape[0 if is_transposed(module) else 1]
-        codes, scales = (found[name].to(torch.uint8).contiguous() for name in (CODES, SCALES))
-        grid = GridWeights.unpacked(codes, scales.view(torch.float16), inputs)
-        setattr(module, WEIGHT_BITS, grid.bits)
-        rows = grid.weight()
-        rows = rows.mT.contiguous() if is_transposed(module) else rows
+        rows = unpacked(module, weight, found[CODES], found[SCALES])
         return {full_layer_name: rows.to(self.dtype_of(full_layer_name, weight))}
 
     def module_of(self, name: str) -> nn.Module:
@@ -142,8 +163,43 @@ class Unpack(ConversionOps):
         return next((each for part, each in plan.items() if re.search(part.replace("*", ".*"), name)), weight.dtype)
 
 
+def unpacked(module: nn.Module, weight: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+    """Return the weight that codes and scales make, stored as that of a module, and note its bits there.
+
+    Args:
+        module: the module.
+        weight: its weight, for the shape.
+        codes: of any dtype that holds whole numbers from 0 to 255.
+        scales: the bytes of half-precision numbers, likewise.
+
+    Raises:
+        ValueError: if they do not fit the weight, or a scale is NaN or inf.
+    """
+    inputs = weight.shape[0 if is_transposed(module) else 1]
+    codes, scales = (each.to(torch.uint8).contiguous() for each in (codes, scales))
+    grid = GridWeights.unpacked(codes, scales.view(torch.float16), inputs)
+    if not torch.isfinite(grid.scales).all():
+        raise ValueError("a scale is NaN or inf")
+    setattr(module, WEIGHT_BITS, grid.bits)
+    return grid.weight().mT.contiguous() if is_transposed(module) else grid.weight()
+
+
+def load_state(stock: Callable, model: PreTrainedModel, state_dict: Mapping[str, Any], *args, **kwargs):
+    """Load a state whose weights may be packed, as Trainer does from the files of its checkpoints."""
+    stems = [name.removesuffix(CODES) for name in state_dict if name.endswith(CODES)]
+    if stems:
+        state_dict = dict(state_dict)
+        for stem in stems:
+            codes, scales = (state_dict.pop(stem + name) for name in (CODES, SCALES))
+            module = model.get_submodule(stem.removesuffix("."))
+            weight = cast(Tensor, module.weight)
+            state_dict[f"{stem}weight"] = unpacked(module, weight, codes, scales).to(weight.dtype)
+    return stock(model, state_dict, *args, **kwargs)
+
+
 # (where, name of the function) -> (what it must take, the function that is called instead)
 HOOKS: dict[tuple[Any, str], tuple[str, Callable]] = {
     (modeling_utils, "get_model_conversion_mapping"): ("hf_quantizer", converters),
     (modeling_utils, "revert_weight_conversion"): ("state_dict", packed),
+    (PreTrainedModel, "load_state_dict"): ("state_dict", load_state),
 }

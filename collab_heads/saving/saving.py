@@ -24,7 +24,7 @@ from collab_heads.files.folders import alone_in
 from collab_heads.files.locks import PARTIAL
 from collab_heads.model.record_sync import sync_record
 from collab_heads.saving.card import complete
-from collab_heads.saving.grids import note_grids
+from collab_heads.saving.grids import note_grids, packs
 from collab_heads.saving.marks import free_module, is_changed, marked, unfinished, write_code
 from collab_heads.saving.source_files import (
     bring_modules,
@@ -143,7 +143,7 @@ def save_weights(stock: Callable, tensors, filename, metadata=None, *args, **kwa
 def save_model(stock: Callable, model: PreTrainedModel, save_directory, *args, **kwargs):
     """Save a model with a config that records its state, and with the tokenizer files that it was loaded with."""
     sync_record(model)
-    note_grids(model)
+    note_grids(model, may_pack=packs(**kwargs))
     folder = Path(save_directory)
     with alone(model, folder, *args, **kwargs):
         before = stored_digest(folder)

@@ -37,7 +37,7 @@ from collab_heads.sites.state import FeedForwardState, GateState, QueryKeyState,
 
 FIELD = "collab_heads"
 TRIMMED = "trimmed_vocabulary"  # what `trim_vocabulary` did: {"before": tokens, "after": tokens}
-GRIDS = "weight_bits"  # the bits of the weights that a checkpoint holds packed: {"encoder.layer.0.output.dense": 4}
+GRIDS = "collab_heads_bits"  # the bits of the weights that a checkpoint holds packed, by module
 STATE = "collab_state"  # attribute of the module at the path of a changed site: its state
 VERSION = 1
 STACK = "_config"

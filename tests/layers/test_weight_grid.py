@@ -6,8 +6,10 @@ from torch import nn
 
 from collab_heads.base.option_values import BITS
 from collab_heads.fitting.weight_grid import gptq, nearest_on_grid
+from collab_heads.layers import weight_grid
 from collab_heads.layers.weight_grid import (
     BLOCK,
+    WEIGHT_BITS,
     GridWeights,
     bits_of,
     codes_of,
@@ -74,6 +76,21 @@ def test_weights_that_left_the_grid_have_none(row, other):
     assert GridWeights.of(weight, 4) is None
 
 
+def test_many_rows_are_packed_in_several_goes(monkeypatch):
+    grid = nearest_on_grid(weights(80, outputs=50), 3)
+    whole = grid.packed()
+    monkeypatch.setattr(weight_grid, "PACKED", 7 * 80)
+    assert torch.equal(grid.packed(), whole)
+    assert torch.equal(GridWeights.unpacked(whole, grid.scales, 80).codes, grid.codes)
+
+
+def test_a_weight_without_elements_has_none():
+    assert GridWeights.of(torch.zeros(0, 32), 4) is None
+    empty = nn.Linear(32, 0)
+    setattr(empty, WEIGHT_BITS, 4)
+    assert bits_of(empty) is None
+
+
 def test_other_shapes_are_refused():
     grid = grids(80, 4)[0]
     packed = grid.packed()
@@ -95,7 +112,7 @@ def test_modules_know_their_bits_until_they_leave():
     model["head"].weight = model["tied"].weight
     for module in model.values():
         module.weight.data = nearest_on_grid(module.weight.detach(), 4).weight()
-        module.weight_bits = 4
+        setattr(module, WEIGHT_BITS, 4)
     model["other"].half()
     found = {name: grid for name, _, grid in on_grid(model)}
     assert found.keys() == {"tied", "other"} and found["other"] is None  # no room for products there

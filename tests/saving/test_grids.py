@@ -150,3 +150,75 @@ def test_a_stock_checkpoint_and_a_card(tmp_path):
     fold_heads(model)
     model.save_pretrained(tmp_path / "folded")
     assert same(model, type(model).from_pretrained(tmp_path / "folded"))
+
+
+def test_trainer_loads_the_files_of_a_checkpoint(tmp_path):
+    """It reads them with `load_state_dict`, not strictly: what it does not know would stay as it is."""
+    model = small("gpt2")
+    model.save_pretrained(tmp_path)
+    other = type(model).from_pretrained(tmp_path)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(1.0)
+    told = other.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=False)
+    assert same(model, other) and not told.unexpected_keys
+    assert [bits_of(module) for _, module, _ in on_grid(other)] == [bits_of(module) for _, module, _ in on_grid(model)]
+
+
+def test_a_state_that_is_given_is_packed_where_it_is_that_of_the_model(tmp_path):
+    model = small("bert")
+    model.save_pretrained(tmp_path / "own")
+    state = {name: each.clone() for name, each in model.state_dict().items()}
+    model.save_pretrained(tmp_path / "given", state_dict=state)
+    assert stored(tmp_path / "own").keys() == stored(tmp_path / "given").keys()
+    state = {name: each + 1 for name, each in state.items() if each.is_floating_point()}
+    model.save_pretrained(tmp_path / "other", state_dict=state)
+    assert not any(name.endswith("weight_codes") for name in stored(tmp_path / "other"))
+
+
+def test_a_save_that_cannot_pack_says_so(tmp_path, caplog):
+    model = small("bert")
+    model.save_pretrained(tmp_path, save_original_format=False)
+    assert "a save of this kind packs none" in caplog.text
+    assert GRIDS not in json.loads((tmp_path / "config.json").read_text())
+    assert same(model, type(model).from_pretrained(tmp_path))
+
+
+def test_models_that_share_a_config_keep_their_own(tmp_path):
+    model = small("bert", parts=())
+    other = type(model)(model.config)
+    model.save_pretrained(tmp_path / "packed")
+    assert hasattr(model.config, GRIDS) and not hasattr(other.config, GRIDS)
+    other.save_pretrained(tmp_path / "other")
+    assert hasattr(model.config, GRIDS)
+
+
+@pytest.mark.parametrize("name", ["xlm-roberta-decoder", *slow("bart", "t5")])
+def test_modules_that_share_a_weight_share_its_bits(name, tmp_path):
+    model = small(name)
+    model.save_pretrained(tmp_path / "one")
+    again = type(model).from_pretrained(tmp_path / "one")
+    pairs = zip(model.modules(), again.modules(), strict=True)
+    assert all(bits_of(one) == bits_of(other) for one, other in pairs)
+    again.save_pretrained(tmp_path / "two")
+    assert (tmp_path / "one/config.json").read_bytes() == (tmp_path / "two/config.json").read_bytes()
+
+
+def test_nan_among_the_scales_is_refused(tmp_path):
+    model = small("bert", parts=())
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors, said = load_file(file), read_metadata(file)
+    name = next(key for key in tensors if key.endswith("weight_scales"))
+    tensors[name][0, :2] = torch.tensor([float("nan")]).half().view(torch.uint8)
+    save_file(tensors, file, dict(said))
+    with pytest.raises(RuntimeError):
+        type(model).from_pretrained(tmp_path)
+
+
+def test_fields_and_attributes_of_others_stay(tmp_path):
+    model = FAMILIES["bert"].build()
+    model.config.weight_bits = 4
+    model.weight_bits = 4
+    model.save_pretrained(tmp_path)
+    assert type(model).from_pretrained(tmp_path).config.weight_bits == 4
