@@ -356,7 +356,7 @@ class Sensitivities:
             install(tried, {site.path: [bits.rounded(site, choice.bits)]})
             error = self.probe.error() ** 2
         if not isinstance(site, OpenTable):
-            error *= bits.GPTQ_LEAVES
+            error *= bits.GRID_LEAVES
         return MeasuredPart(errors.errors[bits.NAME], error / errors.of(choice)[bits.NAME])
 
 

@@ -34,7 +34,7 @@ def test_flags_have_the_defaults_of_the_signature(command, module, function, fla
 
 def test_texts_are_parsed_as_the_annotations_say():
     options = options_of("compression.compress", "compress")
-    assert (options["refine_steps"].parse, options["budget"].parse, options["seed"].parse) == (count, positive, seed)
+    assert (options["refine_steps"].parse, options["max_error"].parse, options["seed"].parse) == (count, positive, seed)
     assert options["sites"].several and not options["of"].several
     assert options_of("trainer.head_training", "HeadTraining")["gate_lr"].default == 0.1
 
