@@ -21,7 +21,7 @@ from transformers.core_model_loading import ConversionOps, WeightConverter
 
 from collab_heads.base.checks import shortened
 from collab_heads.base.option_values import BITS
-from collab_heads.errors import ConfigError
+from collab_heads.errors import ConfigError, LoadError
 from collab_heads.layers.layout import is_transposed
 from collab_heads.layers.weight_grid import WEIGHT_BITS, GridWeights, on_grid
 from collab_heads.sites.record import GRIDS, configs_in, own_configs
@@ -185,11 +185,20 @@ def unpacked(module: nn.Module, weight: Tensor, codes: Tensor, scales: Tensor) -
 
 
 def load_state(stock: Callable, model: PreTrainedModel, state_dict: Mapping[str, Any], *args, **kwargs):
-    """Load a state whose weights may be packed, as Trainer does from the files of its checkpoints."""
+    """Load a state whose weights may be packed, as Trainer does from the files of its checkpoints.
+
+    Raises:
+        LoadError: if it has codes without their scales.
+    """
     stems = [name.removesuffix(CODES) for name in state_dict if name.endswith(CODES)]
     if stems:
         state_dict = dict(state_dict)
         for stem in stems:
+            if stem + SCALES not in state_dict:
+                raise LoadError(
+                    f"{stem}{CODES}: the scales of these codes lie in another file; load the folder with "
+                    "from_pretrained"
+                )
             codes, scales = (state_dict.pop(stem + name) for name in (CODES, SCALES))
             module = model.get_submodule(stem.removesuffix("."))
             weight = cast(Tensor, module.weight)

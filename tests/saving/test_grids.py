@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from slow_cases import slow
 
 from collab_heads import compress, export, fold_heads, model_card
-from collab_heads.errors import ConfigError
+from collab_heads.errors import ConfigError, LoadError
 from collab_heads.layers.weight_grid import bits_of, on_grid
 from collab_heads.model.site_size import num_bytes
 from collab_heads.saving.marks import WEIGHTS, is_mark
@@ -163,6 +163,15 @@ def test_trainer_loads_the_files_of_a_checkpoint(tmp_path):
     told = other.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=False)
     assert same(model, other) and not told.unexpected_keys
     assert [bits_of(module) for _, module, _ in on_grid(other)] == [bits_of(module) for _, module, _ in on_grid(model)]
+
+
+def test_codes_without_their_scales_are_named(tmp_path):
+    model = small("gpt2")
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    halves = {name: each for name, each in tensors.items() if not name.endswith("weight_scales")}
+    with pytest.raises(LoadError, match="the scales of these codes lie in another file"):
+        model.load_state_dict(halves, strict=False)
 
 
 def test_a_state_that_is_given_is_packed_where_it_is_that_of_the_model(tmp_path):
