@@ -170,14 +170,6 @@ def bits_of(module: nn.Module) -> int | None:
     return vars(module).get(WEIGHT_BITS) if isinstance(weight, Tensor) and weight.numel() else None
 
 
-def share_bits(model: nn.Module) -> None:
-    """Give modules that share a weight on a grid its bits."""
-    bits = {id(module.weight): bits_of(module) for module in model.modules() if bits_of(module)}
-    for module in model.modules():
-        if (found := bits.get(id(getattr(module, "weight", None)))) is not None:
-            setattr(module, WEIGHT_BITS, found)
-
-
 def leave_grids(model: nn.Module) -> None:
     """Forget that weights of a model lie on grids: they stay as they are, and are stored in full."""
     for module in model.modules():
@@ -187,12 +179,11 @@ def leave_grids(model: nn.Module) -> None:
 def on_grid(model: nn.Module) -> Iterator[tuple[str, nn.Module, GridWeights | None]]:
     """Yield the modules of a model that were put on a grid: name, module, and its weights, None if they have left it.
 
-    A module that has several names is yielded once, and so is a weight that several modules share.
+    A weight that several modules share is yielded once, with the first of them.
     """
-    seen: set[int] = set()
+    bits = {id(module.weight): found for module in model.modules() if (found := bits_of(module)) is not None}
     for name, module in model.named_modules():
-        if (bits := bits_of(module)) is not None and id(module.weight) not in seen:
+        if (found := bits.pop(id(getattr(module, "weight", None)), None)) is not None:
             weight = weight_of(module)
-            seen.add(id(module.weight))
             is_plain = weight.dtype == torch.float32 and not (is_quantised(weight) or weight.is_meta)
-            yield name, module, GridWeights.of(weight, bits) if is_plain else None
+            yield name, module, GridWeights.of(weight, found) if is_plain else None

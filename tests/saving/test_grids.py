@@ -203,12 +203,12 @@ def test_models_that_share_a_config_keep_their_own(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["xlm-roberta-decoder", *slow("bart", "t5")])
-def test_modules_that_share_a_weight_share_its_bits(name, tmp_path):
+def test_a_weight_that_modules_share_has_one_name(name, tmp_path):
+    """It is marked in all of them after `compress`, and in one after a load."""
     model = small(name)
     model.save_pretrained(tmp_path / "one")
     again = type(model).from_pretrained(tmp_path / "one")
-    pairs = zip(model.modules(), again.modules(), strict=True)
-    assert all(bits_of(one) == bits_of(other) for one, other in pairs)
+    assert num_bytes(again) == num_bytes(model)
     again.save_pretrained(tmp_path / "two")
     assert (tmp_path / "one/config.json").read_bytes() == (tmp_path / "two/config.json").read_bytes()
 
