@@ -5,11 +5,11 @@ r"""Spend a budget of megabytes on width and on bits, in one plan: all-MiniLM-L6
 
 A draw is 2,048 sentences, as many of each kind of `calibration.py`, and the seed of all that follows; nothing is
 trained. "compress, 8, 4 and 3 bits" is `compress(model, batches, "10MB", bits=(8, 4, 3))`; "bits alone" is the same
-with no part that becomes smaller (`parts=()`), which cannot be below 10.6 MB. "8 bits", "4 bits" and "3 bits" put every
-weight and every embedding on one grid (GPTQ, embeddings rounded; `bits_alone.py`); "half of the layers, N bits" does so
-after `compress(model, batches, 0.5)`, with nothing chosen between the two. Megabytes
-(10^6 bytes) are those of all weights in a checkpoint. Scores, flips and neighbours are those of `real_encoder.py`.
-Rows are kept as they come, in WORK/bytes.jsonl.
+with no part that becomes smaller (`parts=()`), and has no row for a size that three bits of all weights exceed. "8
+bits", "4 bits" and "3 bits" put every weight and every embedding on one grid (GPTQ, embeddings rounded;
+`bits_alone.py`); "half of the layers, N bits" does so after `compress(model, batches, 0.5)`. Megabytes (10^6 bytes) are
+those of all weights in a checkpoint. Scores, flips and neighbours are those of `real_encoder.py`. Rows are kept as they
+come, in WORK/bytes.jsonl.
 """
 
 import argparse

@@ -1,7 +1,8 @@
 """Put the weights of sites and of tables on grids of few bits (`layers.weight_grid`).
 
 A plan measures what rounding does. The final weights are those of GPTQ, after all fits: site by site, in the order in
-which they run, on what the smaller model before the site puts out. Tables of embeddings are rounded, before them.
+which they run, on what the smaller model before the site puts out. Tables (embeddings, and linear layers outside of the
+sites) are rounded, before them.
 
 Shapes: D outputs, n inputs.
 """

@@ -97,7 +97,7 @@ class Measurements:
     Attributes:
         layers: the layers of the model, which is unchanged.
         sites: those that may change.
-        tables: the tables of embeddings that may change.
+        tables: the weights outside of the sites that may get few bits.
         shapes: path -> its shape.
         options: the options of the plan.
         fitted: the calibration on the examples to fit to.
@@ -344,7 +344,7 @@ class Sensitivities:
         return found
 
     def of_table(self, table: OpenTable, shape: Shape) -> MeasuredSite:
-        """Measure a table of embeddings."""
+        """Measure a table."""
         return {bits.NAME: self.of_bits(table, shape)}
 
     def of_bits(self, site: OpenPart, shape: Shape) -> MeasuredPart:

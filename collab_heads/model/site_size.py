@@ -122,7 +122,7 @@ class Geometry:
 
 @dataclass(frozen=True)
 class TableGeometry:
-    """Everything on which the size of a table of embeddings depends.
+    """Everything on which the size of a table depends.
 
     Attributes:
         rows: V.

@@ -26,6 +26,7 @@ from collab_heads.compression import measurements
 from collab_heads.errors import ArgumentError, DataError, OutputError, UnsupportedModelError
 from collab_heads.files.folders import damage, digest
 from collab_heads.fitting.widths import HEAD_MULTIPLE
+from collab_heads.model.site_size import num_bytes
 
 QUICK = ("--refine_steps", "2")
 
@@ -49,6 +50,32 @@ def run(model, *argv):
 
 def files(folder):
     return {path.relative_to(folder).as_posix(): digest(path) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_size_is_spent_on_bits_too(bert, texts, tmp_path):
+    whole = num_bytes(BertModel.from_pretrained(bert))
+    asked = "--bits", 8, 4, "--budget", f"{0.3 * whole}B"
+    report = run(bert, "--data", texts, *asked, "--output_dir", tmp_path / "a", *QUICK)
+    assert report.of == "bytes" and {site.bits_after for site in report.sites} & {8, 4}
+    stored = load_file(tmp_path / "a/model.safetensors")
+    assert sum(each.nbytes for each in stored.values()) == report.model_bytes_after <= 0.3 * whole
+    assert num_bytes(BertModel.from_pretrained(tmp_path / "a")) == report.model_bytes_after
+    report = run(bert, "--data", texts, "--budget", f"{0.8 * whole}B", "--output_dir", tmp_path / "b", *QUICK)
+    assert report.of == "bytes" and report.model_bytes_after <= 0.8 * whole
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--bits", 5), "--bits 5: weights may have 3, 4, 8"),
+        (("--bits", 8, "--distill_steps", 3), "leave their grids; distill in a first run"),
+        (("--bits", 8, "--of", "cache"), "few bits save bytes alone"),
+    ],
+)
+def test_bits_that_cannot_be_are_refused(bert, texts, tmp_path, flags, said):
+    with pytest.raises(ArgumentError, match=said):
+        run(bert, "--data", texts, "--output_dir", tmp_path / "a", *flags)
+    assert not (tmp_path / "a").exists()
 
 
 def test_the_smaller_model_is_written_with_its_record(bert, texts, tmp_path, capsys):

@@ -118,7 +118,7 @@ class FeedForwardShape:
 
 @dataclass(frozen=True)
 class TableShape:
-    """The shape of a table of embeddings, as `AttentionShape`; it has no part that becomes smaller."""
+    """The shape of a table, as `AttentionShape`; it has no part that becomes smaller."""
 
     geometry: TableGeometry
     bits: tuple[int, ...]
