@@ -5,7 +5,6 @@ refitted heads look better than they are. Errors are squares: the mean square of
 share of its variance. The errors of the parts of a site nearly add up as long as they are small.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,30 +17,26 @@ from transformers.utils import logging
 from collab_heads.base.numerics import few_threads
 from collab_heads.base.option_values import SitePart
 from collab_heads.base.progress import one_bar, progress_bar
-from collab_heads.calibration.calibrate import CalibratedSites, Calibrations
-from collab_heads.compression import bits
+from collab_heads.calibration.calibrate import CalibratedSites
 from collab_heads.compression.kept_fits import KeptFits
-from collab_heads.compression.measured_sites import MeasuredPart, MeasuredSite, kept_measurements
+from collab_heads.compression.measured_sites import kept_measurements
 from collab_heads.compression.measures import SiteUse, Workload, count_work, other_operations
 from collab_heads.compression.options import PlanOptions
-from collab_heads.compression.parts.part import QUICK, install
 from collab_heads.compression.parts.shape import (
     AttentionShape,
-    Choice,
     FeedForwardShape,
     Shape,
     TableShape,
     shape_of,
 )
-from collab_heads.compression.parts.table import PARTS, fit_site, parts_of, site_errors
+from collab_heads.compression.parts.table import PARTS, site_errors
 from collab_heads.compression.probe import Probe
+from collab_heads.compression.sensitivities import Sensitivities, SiteErrors, with_refinement
 from collab_heads.errors import ArgumentError, CalibrationError, ModelStateError, UnsupportedModelError
-from collab_heads.fitting.fit import FitOptions
 from collab_heads.fitting.kinds import FITS
 from collab_heads.heads.prune import check_prunable
 from collab_heads.layers.layout import widths
 from collab_heads.layers.output import HeadOutputProjection
-from collab_heads.model.apply_state import undone
 from collab_heads.model.open_layers import OpenFeedForward, OpenLayers, OpenLayerSite, OpenPart, OpenSite, OpenTable
 from collab_heads.model.refusals import check_feed_forwards, check_swappable, check_values
 from collab_heads.model.site_size import TableGeometry
@@ -53,41 +48,8 @@ logger = logging.get_logger("transformers.collab_heads")  # below transformers' 
 HELD_OUT = 8  # one example of so many is measured on, and not fitted to
 MEASURED = 64  # examples that are measured on, at most
 PROBED, FEWEST = 1024, 8  # positions, about, and examples, at least, that are read to measure a sensitivity
-EXAMPLE = 0.1  # squared error of a site at which its sensitivity is measured: as large as errors of interest are
 NAMED = 3  # sites in a message
 TOKENS_PER_NEURON = 8  # MiniLM at half: with 9 its error is 2 % above that with 37, with 2 it is 16 % above
-REFINED_SITES = 4  # sites on which the gain of refinement is measured
-
-
-@dataclass(frozen=True)
-class SiteErrors:
-    """The squared errors of one site.
-
-    Attributes:
-        shape: the shape of the site.
-        errors: part, or "bits" -> size, as in `Choice` -> squared error, by rising size. Of bits it is that of the
-            weights.
-    """
-
-    shape: Shape
-    errors: Mapping[str, Mapping[int, float]]
-
-    def of(self, choice: Choice) -> dict[str, float]:
-        """Return the squared error of each part of a choice."""
-        sizes: dict[str, int] = dict(choice.sizes)
-        if choice.bits is not None:
-            sizes[bits.NAME] = choice.bits
-        return {part: errors.get(sizes[part], 0.0) if part in sizes else 0.0 for part, errors in self.errors.items()}
-
-    def example(self, part: str, error: float) -> Choice | None:
-        """Return the choice of one part with the squared error nearest to `error`; None if the part cannot change.
-
-        Size 0 is not an example: the output of a model without a site says little about small errors of the site.
-        """
-        squares = {size: square for size, square in self.errors.get(part, {}).items() if size and square > 0}
-        if not squares:
-            return None
-        return Choice.of(**{part: min(squares, key=lambda size: abs(math.log(squares[size] / error)))})
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,89 +255,6 @@ def choose_sites(
             )
     check_feed_forwards(layers.model, [site for site in sites if isinstance(site, OpenFeedForward)])
     return sites
-
-
-class Sensitivities:
-    """Measures how the squared error of the model's output grows with that of each part of each site.
-
-    On a few sites it also measures the share of the error that refinement leaves.
-
-    Args:
-        layers: the layers of the model, which is unchanged afterwards.
-        sites: those that may change.
-        probe: measures the error of the output.
-        options: the options of the final fits.
-    """
-
-    def __init__(self, layers: OpenLayers, sites: Sequence[OpenLayerSite], probe: Probe, options: FitOptions):
-        self.layers, self.probe, self.options, self.starts = layers, probe, options, probe.starts(sites)
-        attention = [site.path for site in sites if isinstance(site, OpenSite)]
-        self.refined = set(attention[:: -(-len(attention) // REFINED_SITES) or 1]) if options.refine_steps else set()
-
-    def measure(self, site: OpenLayerSite, errors: SiteErrors, seen: Calibrations) -> MeasuredSite:
-        """Measure the next site; return what was measured of its parts.
-
-        Args:
-            site: the site, in model order.
-            errors: of its parts, in fits without refinement.
-            seen: its calibration on the examples to fit to.
-        """
-
-        def moved(choice: Choice, options: FitOptions) -> float:
-            """Return the squared error of the output when the site has a choice."""
-            with few_threads(widths(site.output)[0]):
-                fit = fit_site(self.layers, site.path, errors.shape, choice, seen, options)
-            self.starts.advance(site.path)
-            with undone(self.layers, [site]) as tried, self.starts.at(site.path):
-                install(tried, {site.path: fit})
-                return self.probe.error() ** 2
-
-        found = {name: MeasuredPart(squares) for name, squares in errors.errors.items()}
-        for name, part in parts_of(errors.shape).items():
-            if (choice := errors.example(name, EXAMPLE)) is None:
-                continue
-            error, left = moved(choice, QUICK), None
-            if part.is_refined and site.path in self.refined and error:
-                left = min(moved(choice, self.options) / error, 1.0)
-            found[name] = MeasuredPart(errors.errors[name], error / errors.of(choice)[name], left)
-        if errors.shape.bits:
-            with self.starts.at(site.path):
-                found[bits.NAME] = self.of_bits(site, errors.shape)
-        return found
-
-    def of_table(self, table: OpenTable, shape: Shape) -> MeasuredSite:
-        """Measure a table."""
-        return {bits.NAME: self.of_bits(table, shape)}
-
-    def of_bits(self, site: OpenPart, shape: Shape) -> MeasuredPart:
-        """Measure the errors of the weights on grids, and what the largest of them does to the output."""
-        errors = SiteErrors(shape, {bits.NAME: bits.rounding_errors(site, shape)})
-        if (choice := errors.example(bits.NAME, EXAMPLE)) is None or choice.bits is None:
-            return MeasuredPart(errors.errors[bits.NAME])
-        with undone(self.layers, [site]) as tried:
-            install(tried, {site.path: [bits.rounded(site, choice.bits)]})
-            error = self.probe.error() ** 2
-        if not isinstance(site, OpenTable):
-            error *= bits.GRID_LEAVES
-        return MeasuredPart(errors.errors[bits.NAME], error / errors.of(choice)[bits.NAME])
-
-
-def with_refinement(measured: Mapping[str, MeasuredSite]) -> dict[str, dict[str, float]]:
-    """Return path -> part -> squared error of the output, by squared error of the site in a fit without refinement.
-
-    For parts that are refined in the end, the error is multiplied by the share that refinement leaves, the geometric
-    mean over the sites where it was measured.
-    """
-    left: dict[str, list[float]] = {}
-    for of in measured.values():
-        for name, part in of.items():
-            if part.left is not None:
-                left.setdefault(name, []).append(part.left)
-    shares = {name: math.prod(some) ** (1 / len(some)) for name, some in left.items()}
-    return {
-        path: {name: part.sensitivity * shares.get(name, 1.0) for name, part in of.items()}
-        for path, of in measured.items()
-    }
 
 
 def every_nth(batches: Sequence[Mapping], n: int) -> tuple[list[Mapping], list[Mapping]]:

@@ -9,11 +9,11 @@ from model_inputs import cast
 from opening import layers_of
 
 from collab_heads.calibration.calibrate import calibrate
-from collab_heads.compression.measurements import SiteErrors
 from collab_heads.compression.parts.part import install
 from collab_heads.compression.parts.query_key import QUICK
 from collab_heads.compression.parts.shape import AttentionShape, shape_of
 from collab_heads.compression.parts.table import PARTS, falling, fit_site, site_errors
+from collab_heads.compression.sensitivities import SiteErrors
 from collab_heads.model.apply_state import undone
 from collab_heads.running.batches import run_batches, sides
 
