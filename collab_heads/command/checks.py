@@ -69,11 +69,6 @@ def compress(args: Namespace) -> None:
         raise ArgumentError(f"budget {args.budget} must be a share of what the layers have now: above 0, at most 1")
     if others := [each for each in args.bits or () if each not in BITS]:
         raise ArgumentError(f"--bits {others[0]}: weights may have {', '.join(map(str, BITS))}")
-    if args.bits and args.distill_steps:
-        raise ArgumentError(
-            "--bits and --distill_steps: weights that are trained leave their grids; distill in a first run, and give "
-            "--bits in a second one, for its result"
-        )
     if args.plan and args.validation:
         raise ArgumentError("--validation measures the smaller model, and --plan makes none: leave one of them out")
     if args.plan and (args.budget, args.max_error) != (None, None):

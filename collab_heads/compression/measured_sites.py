@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from collab_heads.base.checks import is_number
 from collab_heads.compression import bits
 from collab_heads.compression.options import PlanOptions
@@ -18,7 +20,7 @@ from collab_heads.files.reading import read_document, write_document
 from collab_heads.model.open_layers import OpenLayers
 from collab_heads.sites.state import expect
 
-VERSION = 2  # of the file
+VERSION = 3  # of the file
 
 
 @dataclass(frozen=True)
@@ -27,22 +29,37 @@ class MeasuredPart:
 
     Attributes:
         errors: size, as in `Choice` -> squared error of the site, by rising size, in fits without refinement.
-        sensitivity: squared error of the output by that of the site, in such fits.
+        moved: size -> squared error of the output, in such fits, at one or two of these sizes.
         left: the share of the output's error that refinement leaves; None where this was not measured.
     """
 
     errors: Mapping[int, float]
-    sensitivity: float = 0.0
+    moved: Mapping[int, float] = field(default_factory=dict)
     left: float | None = None
 
+    def effects(self) -> dict[int, float]:
+        """Return the squared error of the output for every size.
+
+        It is in proportion to that of the site. Where two were measured, the factor changes evenly between them.
+        """
+        near = sorted((error, squares / error) for size, squares in self.moved.items() if (error := self.errors[size]))
+        if not near:
+            return dict.fromkeys(self.errors, 0.0)
+        squares, factors = zip(*near, strict=True)
+        return {size: float(error * np.interp(error, squares, factors)) for size, error in self.errors.items()}
+
     def to_dict(self) -> dict:
-        return {"errors": list(self.errors.items()), "sensitivity": self.sensitivity, "left": self.left}
+        return {"errors": list(self.errors.items()), "moved": list(self.moved.items()), "left": self.left}
 
     @classmethod
     def from_dict(cls, stored: Mapping) -> "MeasuredPart":
         """Return what `to_dict` described; ValueError and other errors on numbers that no measurement has."""
-        made = cls({size: error for size, error in stored["errors"]}, stored["sensitivity"], stored["left"])
-        numbers = [*made.errors.values(), made.sensitivity, *([] if made.left is None else [made.left])]
+        errors, moved = (dict(map(tuple, stored[name])) for name in ("errors", "moved"))
+        made = cls(errors, moved, stored["left"])
+        expect(
+            set(made.moved) <= set(made.errors), "the sizes that moved the output", list(made.moved), "measured ones"
+        )
+        numbers = [*made.errors.values(), *made.moved.values(), *([] if made.left is None else [made.left])]
         expect(all(is_number(each) and each >= 0 for each in numbers), "numbers", numbers, "finite ones, 0 or more")
         return made
 

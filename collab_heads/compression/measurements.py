@@ -67,8 +67,8 @@ class Measurements:
         work: path -> work of the site on the batches.
         others: multiplications of all other projections of the model on the batches.
         probe: measures how far the output of the model moves, on examples that no fit sees.
-        errors: path -> squared errors of the site; empty where a plan that was loaded says what to choose.
-        sensitivity: path -> part -> squared error of the output by that of the site; empty likewise.
+        errors: path -> squared errors of the model's output with the site; empty where a plan that was loaded says what
+            to choose.
         kept: the fits that are kept while a run lasts.
         condition: what differs once the model is changed.
     """
@@ -84,7 +84,6 @@ class Measurements:
     others: int
     probe: Probe
     errors: Mapping[str, SiteErrors]
-    sensitivity: Mapping[str, Mapping[str, float]]
     kept: KeptFits
     condition: tuple[CollabConfig, list]
 
@@ -177,11 +176,8 @@ def measure_model(
     every = {each.path: measured.sites[each.path] for each in (*sites, *tables) if errors}
     return Measurements(
         *(layers, sites, tables, shapes, options, fitted, batches[0], work, others, probe),
-        {
-            path: SiteErrors(shapes[path], {name: part.errors for name, part in of.items()})
-            for path, of in every.items()
-        },
-        *(with_refinement(every), KeptFits.beside(measured.path, measured.run), condition_of(layers)),
+        {path: SiteErrors(shapes[path], of) for path, of in with_refinement(every).items()},
+        *(KeptFits.beside(measured.path, measured.run), condition_of(layers)),
     )
 
 

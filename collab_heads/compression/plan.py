@@ -187,8 +187,7 @@ def plan_of(measured: Measurements, cost: Callable[[SiteUse, Choice], float]) ->
     choices = {path: list(choices_of(each)) for path, each in measured.shapes.items()}
     sites = []
     for path, use in measured.uses.items():
-        gains, errors = measured.sensitivity[path], measured.errors[path]
-        squares = (sum(gains[part] * error for part, error in errors.of(each).items()) for each in choices[path])
+        squares = (sum(measured.errors[path].of(each).values()) for each in choices[path])
         costs = (cost(use, choice) for choice in choices[path])
         sites.append(
             PlannedSite(path, use.role, wholes_of(use.shape), tuple(choices[path]), tuple(costs), tuple(squares))

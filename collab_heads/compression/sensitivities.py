@@ -26,12 +26,12 @@ REFINED_SITES = 4  # sites on which the gain of refinement is measured
 
 @dataclass(frozen=True)
 class SiteErrors:
-    """The squared errors of one site.
+    """The squared errors of one site, or of the output of the model with them.
 
     Attributes:
         shape: the shape of the site.
-        errors: part, or "bits" -> size, as in `Choice` -> squared error, by rising size. Of bits it is that of the
-            weights.
+        errors: part, or "bits" -> size, as in `Choice` -> squared error, by rising size. Those of a site are those of
+            its output, and of its weights for bits.
     """
 
     shape: Shape
@@ -49,10 +49,13 @@ class SiteErrors:
 
         Size 0 is not an example: the output of a model without a site says little about small errors of the site.
         """
-        squares = {size: square for size, square in self.errors.get(part, {}).items() if size and square > 0}
-        if not squares:
-            return None
-        return Choice.of(**{part: min(squares, key=lambda size: abs(math.log(squares[size] / error)))})
+        squares = self.used(part)
+        size = min(squares, key=lambda size: abs(math.log(squares[size] / error)), default=None)
+        return None if size is None else Choice.of(**{part: size})
+
+    def used(self, part: str) -> dict[int, float]:
+        """Return the sizes of a part that leave some of it, and cost something: size -> squared error."""
+        return {size: square for size, square in self.errors.get(part, {}).items() if size and square > 0}
 
 
 class Sensitivities:
@@ -94,10 +97,14 @@ class Sensitivities:
         for name, part in parts_of(errors.shape).items():
             if (choice := errors.example(name, EXAMPLE)) is None:
                 continue
+            (size,) = dict(choice.sizes).values()
             error, left = moved(choice, QUICK), None
             if part.is_refined and site.path in self.refined and error:
                 left = min(moved(choice, self.options) / error, 1.0)
-            found[name] = MeasuredPart(errors.errors[name], error / errors.of(choice)[name], left)
+            outputs = {size: error}
+            if part.is_steep and (least := min(errors.used(name))) != size:
+                outputs[least] = max(moved(Choice.of(**{name: least}), QUICK), error)
+            found[name] = MeasuredPart(errors.errors[name], outputs, left)
         if errors.shape.bits:
             with self.starts.at(site.path):
                 found[bits.NAME] = self.of_bits(site, errors.shape)
@@ -117,11 +124,11 @@ class Sensitivities:
             error = self.probe.error() ** 2
         if not isinstance(site, OpenTable):
             error *= bits.GRID_LEAVES
-        return MeasuredPart(errors.errors[bits.NAME], error / errors.of(choice)[bits.NAME])
+        return MeasuredPart(errors.errors[bits.NAME], {choice.bits: error})
 
 
-def with_refinement(measured: Mapping[str, MeasuredSite]) -> dict[str, dict[str, float]]:
-    """Return path -> part -> squared error of the output, by squared error of the site in a fit without refinement.
+def with_refinement(measured: Mapping[str, MeasuredSite]) -> dict[str, dict[str, dict[int, float]]]:
+    """Return path -> part -> size -> squared error of the output.
 
     For parts that are refined in the end, the error is multiplied by the share that refinement leaves, the geometric
     mean over the sites where it was measured.
@@ -133,6 +140,9 @@ def with_refinement(measured: Mapping[str, MeasuredSite]) -> dict[str, dict[str,
                 left.setdefault(name, []).append(part.left)
     shares = {name: math.prod(some) ** (1 / len(some)) for name, some in left.items()}
     return {
-        path: {name: part.sensitivity * shares.get(name, 1.0) for name, part in of.items()}
+        path: {
+            name: {size: square * shares.get(name, 1.0) for size, square in part.effects().items()}
+            for name, part in of.items()
+        }
         for path, of in measured.items()
     }

@@ -26,6 +26,7 @@ from collab_heads.distillation.examples import (
     split,
 )
 from collab_heads.distillation.gap import Gap
+from collab_heads.distillation.grids import trained_grids
 from collab_heads.distillation.optimizer import MasterWeights, put_back, trained_alone, trained_parameters
 from collab_heads.distillation.processes import DistillOptions, Precision, Processes
 from collab_heads.files.checkpoint import digest_of, digest_of_batches
@@ -62,12 +63,13 @@ def distill(
 ) -> DistillReport:
     """Train the changed layers of a model, in place, to reproduce its original, without labels.
 
-    `distill` trains only the projections of changed sites (query/key, values, output with its bias; those of changed
-    feed-forward blocks), except parameters that are frozen (`requires_grad=False`). Gates, alphas and everything else
-    stay as they are. The loss is the squared error of the hidden states of every layer, relative to their variance over
+    `distill` trains only the projections of changed sites (query/key, values, output with its bias; those of
+    changed feed-forward blocks), except parameters that are frozen (`requires_grad=False`). Gates, alphas and
+    everything else stay as they are. Weights that `compress` put on grids of few bits are trained there, embeddings
+    included. The loss is the squared error of the hidden states of every layer, relative to their variance over
     tokens, plus the error of the output. The latter is that of the logits if there is a head (2 KL if they are a
-    distribution), else that of the mean of the last hidden state over tokens. Padding does not count, and a token of
-    outlying norm, as the first one in many decoders, counts as one of usual norm.
+    distribution), else that of the mean of the last hidden state over tokens. Padding does not count, and a token
+    of outlying norm, as the first one in many decoders, counts as one of usual norm.
 
     Both models run in evaluation mode, without dropout, since the model should reproduce what the original does in use.
     Afterwards modes, gradients and `requires_grad` are as before. After any error or interruption the model is as
@@ -94,8 +96,8 @@ def distill(
         True
 
     Args:
-        model: a model changed by `swap_to_collaborative`, `prune_heads` or the like; in float32, float64 or bfloat16
-            (then the steps add up in float32 copies).
+        model: a model changed by `swap_to_collaborative`, `prune_heads`, `compress` or the like; in float32, float64 or
+            bfloat16 (then the steps add up in float32 copies). With weights of few bits, in float32.
         original: the model that it was made from, or one of the same class and sizes, in any mode; it is only run.
         batches: input dicts as the model takes them, an iterable that is listed once (it has to fit in memory). Labels
             serve only as inputs for the decoder of an encoder-decoder. If the decoder has no inputs, the original first
@@ -138,6 +140,7 @@ def distill(
     layers, given = (OpenLayers.of(each, get_adapter(each)) for each in (model, original))
     trained = trained_parameters(layers, embeddings(model) if apart else None)
     check_apart(trained, original)
+    grids = trained_grids(model, trained)
     for each in (layers, given):
         check_finite_sites(each.model, each.in_order)
     processes = Processes.found(accelerator, mixed_precision, model.device.type == "cpu")
@@ -164,7 +167,7 @@ def distill(
         in_turn, held_out = [chosen[place] for place in places], found[len(read) :]
         copy_from_first(processes, trained.values())
         gap = Gap.measured(model, original, processes, held_out, output_weight)
-        weights = MasterWeights(trained, learning_rate, steps)
+        weights = MasterWeights(trained, learning_rate, steps, grids)
         progress = Distillation(gap, weights, options, in_turn, held_out, checkpoint).run(saved, started)
         put_back(trained, progress.best)
     errors = dict(progress.history)

@@ -26,7 +26,7 @@ from collab_heads.running.batches import (
     without_unread_labels,
 )
 from collab_heads.running.portions import IGNORED, without_padding
-from collab_heads.sites.record import FIELD, TRIMMED
+from collab_heads.sites.record import FIELD, GRIDS, TRIMMED
 
 HELD_OUT = 8  # one batch of so many is held out
 MOST_HELD_OUT = 16  # batches: more cost time at every evaluation and add little
@@ -105,8 +105,8 @@ def in_order(count: int, seed: int, steps: int) -> list[int]:
 
 
 # entries that may differ between two configs: how the models were made, and how they run
-MAY_DIFFER = {FIELD, "_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
-MAY_DIFFER |= {"return_dict", "output_hidden_states", "output_attentions"}
+MAY_DIFFER = {FIELD, GRIDS, "_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"}
+MAY_DIFFER |= {"use_cache", "return_dict", "output_hidden_states", "output_attentions"}
 
 
 def check_pair(

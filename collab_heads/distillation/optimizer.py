@@ -3,16 +3,19 @@
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from collab_heads.distillation.grids import TrainedGrid
 from collab_heads.distillation.processes import Processes
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.fused import whole_of
 from collab_heads.layers.output import HeadOutputProjection
 from collab_heads.layers.removed import NoHeads
+from collab_heads.layers.weight_grid import bits_of
 from collab_heads.model.open_layers import OpenLayers, OpenSite
 from collab_heads.model.refusals import check_feed_forwards, check_unshared
 
@@ -20,7 +23,8 @@ from collab_heads.model.refusals import check_feed_forwards, check_unshared
 def trained_parameters(layers: OpenLayers, more: Mapping[str, nn.Parameter] | None = None) -> dict[str, nn.Parameter]:
     """Return the parameters of the projections of changed sites, feed-forward blocks included, by name.
 
-    Gates and alphas are left out, and so is what the user froze.
+    Weights on grids of few bits count as changed, with the biases beside them. Gates and alphas are left out, and so is
+    what the user froze.
 
     Args:
         layers: the layers of the model.
@@ -33,6 +37,7 @@ def trained_parameters(layers: OpenLayers, more: Mapping[str, nn.Parameter] | No
     check_feed_forwards(model, [block for block in blocks if block.num_neurons])
     ours = {id(p) for site in sites for p in site_parameters(site)}
     ours |= {id(p) for block in blocks for module in block.modules for p in module.parameters()}
+    ours |= {id(p) for module in model.modules() if bits_of(module) for p in module.parameters(recurse=False)}
     ours |= {id(p) for p in (more or {}).values()}
     found = {name: p for name, p in model.named_parameters() if id(p) in ours and p.numel()}
     if not found:
@@ -100,13 +105,16 @@ def put_back(trained: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Non
 WARM_UP = 20  # the learning rate rises over 1/20 of the steps
 SMALLEST = 0.1  # least size of a tensor, as a share of the mean size of all, so that a tensor of zeros can learn
 LARGEST_NORM = 1.0  # of the gradient
+SCALE_RATE = 0.1  # of the learning rate, for scales of grids
+SCALES = ".scales"  # ends the name of the scales of a weight
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps of a parameter
 
 
 class MasterWeights:
     """The trained parameters, with float32 copies of those in half precision, and their AdamW without weight decay.
 
-    A step of 0.1 % of a weight is lost in bfloat16, which has eight significant bits; such steps add up in the copy.
+    A step of 0.1 % of a weight is lost in bfloat16, which has eight significant bits; such steps add up in the copy. So
+    they do behind a weight on a grid.
 
     The learning rate of every tensor is relative to its root mean square. The factors of a decomposition differ in
     size, with a mixing of about 1 and a key of about 0.1: the same rate for all is too large for one or too small for
@@ -116,21 +124,29 @@ class MasterWeights:
         trained: name -> parameter.
         learning_rate: the highest learning rate, relative to the root mean square of a tensor.
         steps: number of steps of the whole run.
+        grids: name -> weight, for parameters that stay on grids.
     """
 
-    def __init__(self, trained: Mapping[str, nn.Parameter], learning_rate: float, steps: int):
-        self.trained = trained
+    def __init__(
+        self,
+        trained: Mapping[str, nn.Parameter],
+        learning_rate: float,
+        steps: int,
+        grids: Mapping[str, TrainedGrid] = MappingProxyType({}),
+    ):
+        self.trained, self.grids = trained, grids
         self.masters: dict[str, Tensor] = {
-            name: p.detach().float() if p.dtype.itemsize < 4 else p for name, p in trained.items()
+            name: p.detach().float() if p.dtype.itemsize < 4 else p for name, p in trained.items() if name not in grids
         }
+        self.masters |= {name: grid.weight for name, grid in grids.items()}
+        scales = {f"{name}{SCALES}": grid.scales for name, grid in grids.items()}
         self.learning_rate, self.steps = learning_rate, steps
         fused = all(p.device.type in ("cpu", "cuda") for p in trained.values())
-        sizes = [float(master.detach().square().mean().sqrt()) for master in self.masters.values()]
-        least = SMALLEST * sum(sizes) / len(sizes) or 1.0
-        groups = [
-            {"params": [master], "size": max(size, least)}
-            for master, size in zip(self.masters.values(), sizes, strict=True)
-        ]
+        sizes = {name: size_of(master) for name, master in self.masters.items()}
+        least = SMALLEST * sum(sizes.values()) / len(sizes) or 1.0
+        groups = [{"params": [master], "size": max(sizes[name], least)} for name, master in self.masters.items()]
+        groups += [{"params": [each], "size": SCALE_RATE * size_of(each)} for each in scales.values()]
+        self.masters |= scales
         self.adamw = torch.optim.AdamW(groups, lr=learning_rate, weight_decay=0.0, fused=fused or None)
 
     def rate(self, step: int) -> float:
@@ -143,11 +159,14 @@ class MasterWeights:
     @torch.no_grad()
     def take_step(self, step: int, processes: Processes) -> None:
         """Take one step down the gradient, summed over processes, and clear the gradients."""
-        for name, master in self.masters.items():
-            gradient = self.trained[name].grad
-            given = torch.zeros_like(master) if gradient is None else gradient.to(master.dtype)
-            self.trained[name].grad = None
-            master.grad = processes.sum(given)
+        for name, parameter in self.trained.items():
+            dtype, gradient = self.masters[name].dtype, parameter.grad
+            given = torch.zeros_like(parameter, dtype=dtype) if gradient is None else gradient.to(dtype)
+            parameter.grad, given = None, processes.sum(given)
+            if name in self.grids:
+                self.grids[name].take(given)
+            else:
+                self.masters[name].grad = given
         torch.nn.utils.clip_grad_norm_(self.masters.values(), LARGEST_NORM)
         for group in self.adamw.param_groups:
             group["lr"] = self.rate(step) * group["size"]
@@ -156,8 +175,8 @@ class MasterWeights:
         self.show()
 
     def show(self) -> None:
-        """Copy the float32 copies into the parameters."""
-        put_back(self.trained, self.masters)
+        """Copy the float32 copies into the parameters, rounded where these lie on grids."""
+        put_back(self.trained, {**self.masters, **{name: grid.shown() for name, grid in self.grids.items()}})
 
     def state(self) -> dict[str, Tensor]:
         """Return weights and moments by name, on the CPU, to be stored."""
@@ -176,3 +195,8 @@ class MasterWeights:
                 for part, moment in moments.items()
             }
         self.show()
+
+
+def size_of(tensor: Tensor) -> float:
+    """Return the root mean square of a tensor."""
+    return float(tensor.detach().square().mean().sqrt())

@@ -48,7 +48,7 @@ class GridWeights:
 
     def weight(self) -> Tensor:
         """Return the weights [D, n] in float32, in which products of codes and scales are exact."""
-        return self.codes * self.scales.float().repeat_interleave(BLOCK, dim=1)[:, : self.codes.shape[1]]
+        return self.codes * over_blocks(self.scales, self.codes.shape[1])
 
     def packed(self) -> Tensor:
         """Return the codes in as few bytes as they need: [D, K * 4 * bits], uint8.
@@ -145,6 +145,11 @@ def nearest_codes(weight: Tensor, scales: Tensor, bits: int) -> Tensor:
     """Return the codes whose products with the scales are nearest to weights; 0 where the scale is 0."""
     codes = codes_of(bits)
     return (weight / scales).nan_to_num(0.0, 0.0, 0.0).round().clamp(codes[0], codes[-1])
+
+
+def over_blocks(scales: Tensor, inputs: int) -> Tensor:
+    """Repeat the scale of a block for each of its inputs: [D, K] -> [D, n], float32."""
+    return scales.float().repeat_interleave(BLOCK, dim=1)[:, :inputs]
 
 
 def in_blocks(weight: Tensor) -> Tensor:

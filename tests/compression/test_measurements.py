@@ -1,5 +1,7 @@
 """The errors of sites on examples that are held out, and which those are."""
 
+import json
+
 import pytest
 import torch
 from compressing import batches_of, first_site
@@ -115,7 +117,7 @@ def test_the_sensitivities_of_a_plan_are_measured_on_few_positions(monkeypatch):
 
 
 @pytest.mark.parametrize("factor", (1.0, 1e3))
-def test_a_curve_is_not_that_of_one_token_of_outlying_norm(factor):
+def test_a_curve_is_not_that_of_one_token_of_outlying_norm(factor, tmp_path):
     """In many decoders the neurons of the first token have a hundred times the norm of those of others."""
     model = FAMILIES["llama"].build()
     batches = [{"input_ids": torch.randint(8, VOCABULARY, (40, 12), generator=torch.Generator().manual_seed(0))}]
@@ -123,8 +125,9 @@ def test_a_curve_is_not_that_of_one_token_of_outlying_norm(factor):
     batches[0]["input_ids"][:, 0] = 7
     factors[0] = factor
     model.model.layers[0].mlp.down_proj.register_forward_pre_hook(lambda _, args: args[0] * factors)
-    made = plan(model, batches, parts="neurons", refine_steps=0)
-    curve = made.measured.errors["layers.0.mlp"].errors["neurons"]
+    plan(model, batches, parts="neurons", refine_steps=0, measurements=tmp_path / "measured.json")
+    stored = json.loads((tmp_path / "measured.json").read_text())
+    curve = dict(stored["sites"]["layers.0.mlp"]["neurons"]["errors"])
     assert 0.05 < curve[16] < 0.3 and curve[0] == 1
 
 

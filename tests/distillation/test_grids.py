@@ -7,7 +7,6 @@ import torch
 from compressing import batches_of
 from crashing import Died
 from torch import nn
-from transformers import AutoModel
 from transformers.pytorch_utils import Conv1D
 from unchanged import refused
 
@@ -37,7 +36,7 @@ def compressed(name="bert", **options):
 def test_a_model_comes_nearer_to_its_original_on_its_grids(name, tmp_path):
     model, original = compressed(name)
     before = {each: (grid.bits, grid.codes) for each, _, grid in on_grid(model)}
-    report = distill(model, original, batches_of(FAMILIES[name], 16), steps=60, learning_rate=0.02)
+    report = distill(model, original, batches_of(FAMILIES[name], 16), steps=100, learning_rate=0.003)
     assert report.after.total(1.0) < 0.95 * report.before.total(1.0)
     after = {each: (grid.bits, grid.codes) for each, _, grid in on_grid(model) if grid is not None}
     assert {each: bits for each, (bits, _) in after.items()} == {each: bits for each, (bits, _) in before.items()}
@@ -50,10 +49,11 @@ def test_a_model_comes_nearer_to_its_original_on_its_grids(name, tmp_path):
 def test_weights_on_grids_and_their_biases_are_trained_and_nothing_else():
     model, original = compressed(parts=())
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    distill(model, original, batches_of(FAMILIES["bert"], 16), steps=8, learning_rate=0.05)
+    report = distill(model, original, batches_of(FAMILIES["bert"], 16), steps=60, learning_rate=0.003)
+    assert report.best_step
     moved = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
     grids = {name for name, _, _ in on_grid(model)}
-    assert "embeddings.word_embeddings" in grids
+    assert "bert.embeddings.word_embeddings" in grids
     assert {name.rpartition(".")[0] for name in moved} <= grids
     assert {name for name in before if name.endswith("dense.bias") and name.rpartition(".")[0] in grids} & moved
 
@@ -61,7 +61,7 @@ def test_weights_on_grids_and_their_biases_are_trained_and_nothing_else():
 def test_a_loaded_model_is_distilled_as_the_one_that_was_saved(tmp_path):
     model, original = compressed()
     model.save_pretrained(tmp_path)
-    loaded = AutoModel.from_pretrained(tmp_path).eval()
+    loaded = type(model).from_pretrained(tmp_path).eval()
     for each in (model, loaded):
         distill(each, original, batches_of(FAMILIES["bert"], 16), steps=4, learning_rate=0.02)
     weights = loaded.state_dict()
@@ -116,7 +116,7 @@ def test_scales_move_by_a_share_of_their_size_whatever_their_bits():
     for bits in (8, 3):
         torch.manual_seed(0)
         parameter = nn.Parameter((grid := nearest_on_grid(torch.randn(4, 32), bits)).weight())
-        trained = TrainedGrid(parameter.detach().clone(), grid.scales.float(), bits, False)
+        trained = TrainedGrid(1.01 * parameter.detach(), grid.scales.float(), bits, False)
         weights = MasterWeights({"w": parameter}, learning_rate=0.01, steps=1, grids={"w": trained})
         before, size = trained.scales.clone(), trained.scales.square().mean().sqrt()
         parameter.grad = torch.randn(4, 32)
@@ -149,14 +149,15 @@ def test_a_killed_run_goes_on(tmp_path, monkeypatch):
 
 def test_in_half_precision_a_model_on_grids_is_refused():
     model, original = compressed()
-    with refused(ArgumentError, r"weight has few bits, and is in torch.bfloat16.*load the model in float32", model):
-        distill(model.bfloat16(), original.bfloat16(), batches_of(FAMILIES["bert"], 8), steps=2)
+    model, original = model.bfloat16(), original.bfloat16()
+    with refused(model, ArgumentError, "weight has few bits, and is in torch.bfloat16", "load the model in float32"):
+        distill(model, original, batches_of(FAMILIES["bert"], 8), steps=2)
 
 
 def test_what_is_frozen_stays_on_its_grid_as_it_is():
     model, original = compressed(parts=())
-    table = model.embeddings.word_embeddings.weight
+    table = model.bert.embeddings.word_embeddings.weight
     before = table.detach().clone()
     table.requires_grad_(False)
-    distill(model, original, batches_of(FAMILIES["bert"], 16), steps=4, learning_rate=0.05)
-    assert torch.equal(table, before)
+    report = distill(model, original, batches_of(FAMILIES["bert"], 16), steps=60, learning_rate=0.003)
+    assert report.best_step and torch.equal(table, before)

@@ -68,6 +68,8 @@ class Part(ABC):
         column: its heading in the report.
         heading: its heading in the table of a plan.
         is_refined: whether its fit is refined at the end of `compress`, so that a plan measures the gain of refinement.
+        is_steep: whether its effect on the output grows faster than the error of the site, so that a plan measures it
+            at the smallest size, too.
         may_stay: whether it is skipped in families that cannot make it smaller, if other parts are requested, too.
     """
 
@@ -77,6 +79,7 @@ class Part(ABC):
     column: ClassVar[str]
     heading: ClassVar[str]
     is_refined: ClassVar[bool] = False
+    is_steep: ClassVar[bool] = False
     may_stay: ClassVar[bool] = False
 
     @abstractmethod

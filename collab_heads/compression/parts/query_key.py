@@ -24,6 +24,7 @@ class QueryKeys(Part):
 
     name, field, column, heading = "query_key", "query_key", "query/key", "query/key width"
     is_refined = True
+    is_steep = True
     may_stay = True
 
     def capability(self, kind):
