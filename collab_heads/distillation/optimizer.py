@@ -105,7 +105,7 @@ def put_back(trained: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Non
 WARM_UP = 20  # the learning rate rises over 1/20 of the steps
 SMALLEST = 0.1  # least size of a tensor, as a share of the mean size of all, so that a tensor of zeros can learn
 LARGEST_NORM = 1.0  # of the gradient
-SCALE_RATE = 0.1  # of the learning rate, for scales of grids
+SCALE_RATE = 0.2  # of the learning rate, for scales of grids
 SCALES = ".scales"  # ends the name of the scales of a weight
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps of a parameter
 
@@ -138,15 +138,15 @@ class MasterWeights:
         self.masters: dict[str, Tensor] = {
             name: p.detach().float() if p.dtype.itemsize < 4 else p for name, p in trained.items() if name not in grids
         }
-        self.masters |= {name: grid.weight for name, grid in grids.items()}
-        scales = {f"{name}{SCALES}": grid.scales for name, grid in grids.items()}
         self.learning_rate, self.steps = learning_rate, steps
         fused = all(p.device.type in ("cpu", "cuda") for p in trained.values())
         sizes = {name: size_of(master) for name, master in self.masters.items()}
-        least = SMALLEST * sum(sizes.values()) / len(sizes) or 1.0
+        least = SMALLEST * sum(sizes.values()) / max(len(sizes), 1) or 1.0
         groups = [{"params": [master], "size": max(sizes[name], least)} for name, master in self.masters.items()]
-        groups += [{"params": [each], "size": SCALE_RATE * size_of(each)} for each in scales.values()]
-        self.masters |= scales
+        for name, grid in grids.items():
+            groups += [{"params": [grid.codes], "size": size_of(grid.codes)}]
+            groups += [{"params": [grid.scales], "size": SCALE_RATE * size_of(grid.scales)}]
+            self.masters |= {name: grid.codes, f"{name}{SCALES}": grid.scales}
         self.adamw = torch.optim.AdamW(groups, lr=learning_rate, weight_decay=0.0, fused=fused or None)
 
     def rate(self, step: int) -> float:

@@ -68,14 +68,13 @@ def test_a_loaded_model_is_distilled_as_the_one_that_was_saved(tmp_path):
     assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def straight_through(weight, scales, bits):
-    """Rounded weights as autograd is to see them: of a weight inside the range, rounding has the gradient 1."""
-    spread = scales.repeat_interleave(BLOCK, dim=1)[:, : weight.shape[1]]
-    exact = weight / spread
+def straight_through(codes, scales, bits):
+    """Rounded weights as autograd is to see them: of a code inside the range, rounding has the gradient 1."""
     least, most = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
-    is_within = (exact >= least - 0.5) & (exact <= most + 0.5)
-    straight = exact + (exact.round() - exact).detach()
-    return torch.where(is_within, straight, exact.detach().round().clamp(least, most)) * spread
+    is_within = (codes >= least - 0.5) & (codes <= most + 0.5)
+    straight = codes + (codes.round() - codes).detach()
+    rounded = torch.where(is_within, straight, codes.detach().round()).clamp(least, most)
+    return rounded * scales.repeat_interleave(BLOCK, dim=1)[:, : codes.shape[1]]
 
 
 @pytest.mark.parametrize("bits", [8, 4, 3])
@@ -83,18 +82,17 @@ def straight_through(weight, scales, bits):
 def test_gradients_are_those_of_a_straight_line_through_the_rounding(bits, stored):
     torch.manual_seed(0)
     grid = nearest_on_grid(torch.randn(5, 40), bits)
-    weight = (grid.weight() + 0.3 * torch.randn(5, 40)).requires_grad_()  # some beyond the last code
+    codes = (1.3 * grid.codes + torch.rand(5, 40)).requires_grad_()  # some beyond the last one
     scales = grid.scales.float().requires_grad_()
     factors = torch.randn(5, 40)
-    (straight_through(weight, scales, bits) * factors).sum().backward()
-    expected = weight.grad.clone(), scales.grad.clone()
-    trained = TrainedGrid(weight.detach(), scales.detach(), bits, stored)
+    shown = straight_through(codes, scales, bits)
+    (shown * factors).sum().backward()
+    trained = TrainedGrid(codes.detach(), scales.detach(), bits, stored)
     trained.take(factors.mT if stored else factors)
-    assert not (expected[0] != 0).all()
-    assert torch.equal(trained.weight.grad, trained.weight.grad * (expected[0] != 0))
-    torch.testing.assert_close(trained.weight.grad, expected[0], atol=EXACT, rtol=EXACT)
-    torch.testing.assert_close(trained.scales.grad, expected[1], atol=EXACT * 2**bits, rtol=EXACT)
-    assert trained.shown().shape == ((40, 5) if stored else (5, 40))
+    assert not (codes.grad != 0).all() and torch.equal(trained.codes.grad != 0, codes.grad != 0)
+    torch.testing.assert_close(trained.codes.grad, codes.grad, atol=EXACT, rtol=EXACT)
+    torch.testing.assert_close(trained.scales.grad, scales.grad, atol=EXACT * 2**bits, rtol=EXACT)
+    assert torch.equal(trained.shown(), shown.mT if stored else shown)
 
 
 def test_a_weight_that_does_not_move_stays_as_it_is():
@@ -108,7 +106,7 @@ def test_a_weight_that_does_not_move_stays_as_it_is():
     found = trained_grids(nn.ModuleList([module]), {"w": module.weight})
     assert torch.equal(found["w"].shown(), module.weight)
     found["w"].take(torch.randn(40, 4))
-    assert all(torch.isfinite(each.grad).all() for each in (found["w"].weight, found["w"].scales))
+    assert all(torch.isfinite(each.grad).all() for each in (found["w"].codes, found["w"].scales))
 
 
 def test_scales_move_by_a_share_of_their_size_whatever_their_bits():
@@ -116,7 +114,7 @@ def test_scales_move_by_a_share_of_their_size_whatever_their_bits():
     for bits in (8, 3):
         torch.manual_seed(0)
         parameter = nn.Parameter((grid := nearest_on_grid(torch.randn(4, 32), bits)).weight())
-        trained = TrainedGrid(1.01 * parameter.detach(), grid.scales.float(), bits, False)
+        trained = TrainedGrid(grid.codes.float(), grid.scales.float(), bits, False)
         weights = MasterWeights({"w": parameter}, learning_rate=0.01, steps=1, grids={"w": trained})
         before, size = trained.scales.clone(), trained.scales.square().mean().sqrt()
         parameter.grad = torch.randn(4, 32)
