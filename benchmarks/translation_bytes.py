@@ -4,11 +4,11 @@
     python benchmarks/translation_bytes.py --table
 
 A draw is 1,024 training pairs of Multi30k, German to English, and the seed of all that follows; nothing is trained.
-"compress, 8, 4 and 3 bits" is `compress(model, batches, "2.5MB", bits=(8, 4, 3))`; "bits alone" is the same with no part
-that becomes smaller (`parts=()`), and has no row for a size that three bits of all weights exceed. BLEU is that of the
-1,000 sentences of test_2016_flickr, beam 5. "Agreement" is the BLEU of a model's translations with the original's as
-references, "same" the share of them that is equal, in per cent. Megabytes (10^6 bytes) are those of all weights in a
-checkpoint. Seconds are the processor's, of plan and fit. Rows are kept as they come, in WORK/translation_bytes.jsonl.
+"compress, 8, 4 and 3 bits" is `compress(model, batches, "2.5MB", bits=(8, 4, 3))`; "bits alone" is the same with no
+part that becomes smaller (`parts=()`), and has no row for a size that three bits of all weights exceed. BLEU is that of
+the 1,000 sentences of test_2016_flickr, beam 5. "Agreement" is the BLEU of a model's translations with the original's
+as references, "same" the share of them that is equal, in per cent. Megabytes (10^6 bytes) are those of all weights in
+a checkpoint. Seconds are the processor's, of plan and fit. Rows are kept as they come, in WORK/translation_bytes.jsonl.
 """
 
 import argparse
@@ -19,12 +19,12 @@ from collections.abc import Sequence
 import sacrebleu
 from transformers import AutoTokenizer
 from transformers.utils import logging
+from translation import MODELS, calibration, load, read, translate
 
 from collab_heads import plan
 from collab_heads.errors import ArgumentError
 from collab_heads.model.site_size import num_bytes
 from common import RowStore, compressed_copy, shared
-from translation import MODELS, calibration, load, read, translate
 
 SIZES = {"marian": (2.9, 2.5, 2.0), "t5": (3.3, 2.9, 2.4)}  # megabytes; four bits of all weights take 2.9 and 3.3
 BITS, PAIRS = (8, 4, 3), 1024
@@ -47,8 +47,8 @@ def measure(name: str, arguments: argparse.Namespace, store: RowStore) -> None:
     before = translate(original, tokenizer, sources)
     score = bleu(before, references)
     if (name, "original", None, 0) not in there:
-        store.add({"model": name, "method": "original", "size": None, "draw": 0, "MB": num_bytes(original) / 1e6})
-        store.rows[-1]["BLEU"] = score
+        row = {"model": name, "method": "original", "size": None, "draw": 0, "MB": num_bytes(original) / 1e6}
+        store.add(row | {"BLEU": score})
     for draw in arguments.draws:
         for method in arguments.methods:
             sizes = [size for size in SIZES[name] if (name, method, size, draw) not in there]
