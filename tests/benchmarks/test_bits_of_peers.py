@@ -16,7 +16,7 @@ MATRICES = 2 * (4 * DIM * DIM + 2 * DIM * NEURONS) + DIM * DIM  # of two layers 
 TABLES = (WORDS + POSITIONS + 2) * DIM
 SMALL = 2 * (9 * DIM + NEURONS) + 3 * DIM  # biases and norms
 SLACK = 0.02  # MB: names, and constants of the graph
-PEERS = {  # -> bytes of a matrix and of a table for each weight, what the output may differ by; seen: a half of it
+PEERS = {  # -> bytes of a matrix and of a table for each weight; the largest relative error of the output, loose
     "ONNX Runtime": (4, 4, FP32_NOISE),
     "ONNX Runtime, int8": (1, 1, 0.06),
     "ONNX Runtime, int8, by column": (1, 1, 0.06),
