@@ -1,15 +1,19 @@
 r"""Spend a budget of megabytes on width and on bits, in one plan: all-MiniLM-L6-v2, or another sentence encoder.
 
     python benchmarks/bytes.py [MODEL] [--draws 0 1 2] [--methods ...] [--sizes 13 10 7.5]
+    python benchmarks/bytes.py [MODEL] --methods "NNCF, 4 and 8 bits" --sizes 13 15.2
     python benchmarks/bytes.py [MODEL] --table
 
 A draw is 2,048 sentences, as many of each kind of `calibration.py`, and the seed of all that follows; nothing is
 trained. "compress, 8, 4 and 3 bits" is `compress(model, batches, "10MB", bits=(8, 4, 3))`; "bits alone" is the same
 with no part that becomes smaller (`parts=()`), and has no row for a size that three bits of all weights exceed. "8
 bits", "4 bits" and "3 bits" put every weight and every embedding on one grid (GPTQ, embeddings rounded;
-`bits_alone.py`); "half of the layers, N bits" does so after `compress(model, batches, 0.5)`. Megabytes (10^6 bytes) are
-those of all weights in a checkpoint. Scores, flips and neighbours are those of `real_encoder.py`. Rows are kept as they
-come, in WORK/bytes.jsonl.
+`bits_alone.py`); "half of the layers, N bits" does so after `compress(model, batches, 0.5)`. ONNX Runtime and NNCF
+quantise the original, and run it in their own engine (`bits_of_peers.py`); those that take no data have one row.
+Megabytes (10^6 bytes) are those of all weights in a checkpoint, or in the file that a peer writes. Scores, flips and
+neighbours are those of `real_encoder.py`. The times of peers are for 1 x 16 and 32 x 64 random tokens on one thread, in
+turns with the original in PyTorch, as a share of its time; they and the seconds are the processor's. Rows are kept as
+they come, in WORK/bytes.jsonl.
 """
 
 import argparse
@@ -19,7 +23,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
 from bits_alone import on_grid
+from bits_of_peers import PEERS, WITH_DATA, WITH_SIZE
 from calibration import SCORES
 from real_encoder import CALIBRATION, Encoder, Judged
 from torch import nn
@@ -28,14 +34,17 @@ from transformers.utils import logging
 from collab_heads import plan
 from collab_heads.errors import ArgumentError
 from collab_heads.model.site_size import num_bytes
-from common import RowStore, compressed_copy, minilm
+from common import RowStore, compressed_copy, interleaved, minilm
 
 SIZES = (13.0, 10.0, 7.5)  # megabytes
 BITS = (8, 4, 3)
-MEANS = ("MB", *SCORES, "flips", "neighbours", "predicted", "measured", "seconds")
+TIMED = {"1 x 16": (1, 16, 100), "32 x 64": (32, 64, 7)}  # rows, tokens, rounds
+TIMES = tuple(f"time, {name}" for name in TIMED)
+MEANS = ("MB", *SCORES, "flips", "neighbours", "predicted", "measured", "seconds", *TIMES)
 COLUMNS = {"model": "", "method": "", "draws": "", "MB": ".1f", **dict.fromkeys(SCORES, ".2f")}
 COLUMNS |= {f"lost, {name}": ".2f" for name in SCORES}
 COLUMNS |= {"flips": ".1f", "neighbours": ".1f", "predicted": ".3f", "measured": ".3f", "seconds": ".0f"}
+COLUMNS |= dict.fromkeys(TIMES, ".2f")
 
 
 class Draw:
@@ -86,7 +95,31 @@ METHODS: dict[str, Callable[[Draw, float], tuple[nn.Module, dict]]] = {
     "3 bits": functools.partial(uniform, bits=3),
 }
 METHODS |= {f"half of the layers, {bits} bits": functools.partial(uniform, bits=bits, budget=0.5) for bits in (8, 4, 3)}
-WITHOUT_SIZE = tuple(name for name in METHODS if name not in ("compress, 8, 4 and 3 bits", "bits alone, 8, 4 and 3"))
+METHODS |= PEERS
+SIZED = ("compress, 8, 4 and 3 bits", "bits alone, 8, 4 and 3", *WITH_SIZE)
+WITHOUT_DRAW = tuple(name for name in PEERS if name not in WITH_DATA)  # have one row, of draw 0
+
+
+@torch.no_grad()
+def time_shares(model: nn.Module, original: nn.Module, inputs: Sequence[str]) -> dict[str, float]:
+    """Return the times of a model as shares of the original's.
+
+    Args:
+        model: the model.
+        original: the original.
+        inputs: the names of what both take.
+    """
+    found, threads = {}, torch.get_num_threads()
+    torch.set_num_threads(1)
+    for name, (rows, tokens, rounds) in TIMED.items():
+        ids = torch.randint(1000, 30_000, (rows, tokens), generator=torch.Generator().manual_seed(0))
+        values = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
+        given = {each: values[each] for each in inputs}
+        runs = {"model": functools.partial(model, **given), "original": functools.partial(original, **given)}
+        seconds = interleaved(runs, rounds, clock=time.process_time)
+        found[f"time, {name}"] = seconds["model"] / seconds["original"]
+    torch.set_num_threads(threads)
+    return found
 
 
 def original_of(encoder: Encoder, store: RowStore, name: str) -> Judged:
@@ -109,16 +142,20 @@ def measure(arguments: argparse.Namespace, store: RowStore) -> None:
     for number in arguments.draws:
         draw = Draw(encoder, number)
         for method in arguments.methods:
-            for size in (None,) if method in WITHOUT_SIZE else arguments.sizes:
-                if (name, method, size, number) in there:
+            place = 0 if method in WITHOUT_DRAW else number
+            for size in arguments.sizes if method in SIZED else (None,):
+                if (name, method, size, place) in there:
                     continue
+                there.add((name, method, size, place))
                 try:
                     model, more = METHODS[method](draw, size)
                 except ArgumentError as error:  # it cannot be so small
                     print(method, size, error, flush=True)
                     continue
-                row = {"model": name, "method": method, "size": size, "draw": number, "MB": num_bytes(model) / 1e6}
+                row = {"model": name, "method": method, "size": size, "draw": place, "MB": num_bytes(model) / 1e6}
                 judged = encoder.judged(model)
+                if method in PEERS:
+                    more |= time_shares(model, encoder.load(), list(encoder.task.batches[0]))
                 store.add(row | more | judged.scores | judged.compared(original))
                 print(store.rows[-1], flush=True)
 

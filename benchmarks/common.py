@@ -28,6 +28,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 WORK = Path(tempfile.gettempdir())  # for models and unfinished runs
 # whose versions a record holds
 PACKAGES = ("torch", "transformers", "tensorly", "numpy", "bitsandbytes", "torchao", "flash_attn", "triton")
+PACKAGES += ("onnxruntime", "openvino", "nncf")
 PICTURES = ROOT / "docs" / "pictures"
 SHARED = Path(os.environ.get("COLLAB_HEADS_SHARED", ROOT.parent / "shared"))
 
@@ -162,7 +163,9 @@ def reset_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def interleaved(functions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+def interleaved(
+    functions: Mapping[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
     """Return the median seconds of each function.
 
     The functions are timed in turns, so that a slow spell of the machine affects all of them alike.
@@ -172,7 +175,7 @@ def interleaved(functions: Mapping[str, Callable[[], object]], rounds: int) -> d
     times: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(rounds):
         for name, function in functions.items():
-            start = time.perf_counter()
+            start = clock()
             function()
-            times[name].append(time.perf_counter() - start)
+            times[name].append(clock() - start)
     return {name: statistics.median(seconds) for name, seconds in times.items()}

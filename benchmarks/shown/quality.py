@@ -171,7 +171,7 @@ plain(
     {"model": "", "method": "", "MB": ".1f", "draws": ""}
     | {f"lost, {name}": ".2f" for name in ("STS-B", "SST-2", "retrieval")}
     | {"flips, %": ("flips", ".1f"), "neighbours, %": ("neighbours", ".1f"), "error": ("measured", ".3f")}
-    | {"seconds": ".0f"},
+    | {"seconds": ".0f", "time, 1 x 16": ".2f", "time, 32 x 64": ".2f"},
 )
 plain(
     "zero_shot",
