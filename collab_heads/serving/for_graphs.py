@@ -26,6 +26,7 @@ from collab_heads.serving.target import Target, first_line, quiet, why
 from collab_heads.sites.record import forget
 
 PAGE = 4096  # bytes, at whose multiples weights begin, so that an engine can map them into memory
+IN_EIGHT = "int8=True stores all weights in the engine's eight bits; without it, those on grids keep their bits"
 LEAST = 4096  # bytes of a weight that is shared: less than that is filled up to a page
 
 
@@ -73,14 +74,16 @@ class Graph(Target):
             if generation is not None:  # the graph decodes with a cache, whatever the config says
                 generation.use_cache = config.get_text_config().use_cache = True
             grids = Grids(model)
-            if not int8:
+            if grids.bits and not int8:
                 for component in components.values():
                     self.pack(component.program, grids)
             ExportedModel(components, exporter.export_format, config, generation).save_pretrained(folder)
             self.finish(folder, components)
         if caches:
             (folder / CACHES).write_text(json.dumps({"layers": caches}), encoding="utf-8")
-        return () if int8 else tuple(grids.notes())
+        if int8:
+            return (IN_EIGHT,) if grids.bits else ()
+        return tuple(grids.notes())
 
     def load(self, model, folder):
         with quiet(), self.naming(model):
@@ -146,6 +149,8 @@ class Onnx(Graph):
     def pack(self, program, grids):
         if has_operators():
             pack_onnx(program, grids)
+        else:
+            grids.in_float.update(grids.bits)
 
     def finish(self, folder, graphs):
         if DECODER in graphs:

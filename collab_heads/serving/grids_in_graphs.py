@@ -72,7 +72,8 @@ class Grids:
             wider = ", which take 4 there" if counts[3] else ""
             yield f"{len(self.packed)} of {len(self.bits)} weights on grids are packed{f': {each}{wider}' * bool(each)}"
         if self.in_float:
-            yield f"in floating point, as no operator reads them on their grids: {shortened(sorted(self.in_float), 3)}"
+            names = shortened(sorted(self.in_float), 3)
+            yield f"in floating point, as the installed engine has no operator for what reads them: {names}"
         if absent := self.bits.keys() - self.packed - self.in_float:
             yield f"left out or changed by the exporter: {shortened(sorted(absent), 3)}"
         if self.left:
@@ -100,7 +101,7 @@ def pack_onnx(program: Any, grids: Grids) -> None:
     """Pack the weights of an ONNX graph that lie on grids; those of four bits stay packed in memory.
 
     The operator for products reads eight bits slowly: it computes all weights again in every call (seen: 10 times as
-    long as in floating point, for 16 tokens). ONNX Runtime computes weights of eight bits once, when it loads the graph.
+    long as in floating point, for 16 tokens). So weights of eight bits are computed once, when the graph is loaded.
 
     Args:
         program: an `onnx_ir.Model`.
@@ -109,7 +110,7 @@ def pack_onnx(program: Any, grids: Grids) -> None:
     graph, start, made = program.graph, list[Any](), dict[str, OnnxWeight]()
     program.opset_imports.setdefault(DOMAIN, 1)
     for value in tuple(graph.initializers.values()):
-        found = grids.find(value.const_value.numpy()) if len(value.shape) == 2 else None
+        found = grids.find(value.const_value.numpy()) if len(value.const_value.shape) == 2 else None
         if found is None:
             continue
         weight = made.setdefault(found.name, OnnxWeight(graph, found.name, found.grid, start))
@@ -233,8 +234,8 @@ class OnnxWeight:
 
         name = f"{self.name}.{name}"
         if name not in self.graph.initializers:
-            tensor = onnx_ir.tensor(numbers, name=name)
-            self.graph.register_initializer(onnx_ir.Value(name=name, const_value=tensor, shape=tensor.shape))
+            shape, tensor = onnx_ir.Shape(numbers.shape), onnx_ir.tensor(numbers, name=name)
+            self.graph.register_initializer(onnx_ir.Value(name=name, const_value=tensor, shape=shape))
         return self.graph.initializers[name]
 
 
@@ -266,12 +267,27 @@ def pack_openvino(program: Any, grids: Grids) -> None:
         if node.get_type_name() != "Constant" or len(node.get_output_shape(0)) != 2:
             continue
         found = grids.find(node.data)
-        if found is not None:
-            weight = openvino_weight(found)
-            weight.set_friendly_name(node.get_friendly_name())
-            for target in node.output(0).get_target_inputs():
+        if found is None:
+            continue
+        weight = openvino_weight(found)
+        weight.set_friendly_name(node.get_friendly_name())
+        for target in node.output(0).get_target_inputs():
+            if reads_rows(target, found.is_transposed):
                 target.replace_source_output(weight.output(0))
-            grids.packed.add(found.name)
+                grids.packed.add(found.name)
+            else:
+                grids.in_float.add(found.name)
+
+
+def reads_rows(target: Any, is_transposed: bool) -> bool:
+    """Return True if the node of an input looks up rows of the weight, or multiplies states [..., n] by it.
+
+    Where a product runs over D, the engine (2026.4) takes the blocks for those of D, and fails when it loads the graph.
+    """
+    node, index = target.get_node(), target.get_index()
+    if node.get_type_name() == "MatMul":
+        return index == 1 and node.get_attributes()["transpose_b"] != is_transposed
+    return node.get_type_name() == "Gather" and index == 0 and not is_transposed
 
 
 def openvino_weight(found: Found) -> Any:
@@ -282,7 +298,9 @@ def openvino_weight(found: Found) -> Any:
     codes, (outputs, inputs) = packed_codes(found.grid), found.grid.codes.shape
     kind = openvino.Type.i8 if found.grid.bits == 8 else openvino.Type.i4
     stored = openvino.Tensor(kind, openvino.Shape([*codes.shape[:2], BLOCK]))
-    signed = codes ^ (0x80 if found.grid.bits == 8 else 0x88)  # a code that counts from the smallest, in two's complement
+    signed = codes ^ (
+        0x80 if found.grid.bits == 8 else 0x88
+    )  # a code that counts from the smallest, in two's complement
     stored.data.reshape(-1).view(np.uint8)[:] = signed.reshape(-1)
     scales = opset13.constant(found.grid.scales.numpy()[..., None])
     weight = opset13.multiply(opset13.convert(opset13.constant(stored), "f16"), scales)
