@@ -98,7 +98,7 @@ def has_operators() -> bool:
 
 
 def pack_onnx(program: Any, grids: Grids) -> None:
-    """Pack the weights of an ONNX graph that lie on grids; those of four bits stay packed in memory.
+    """Pack the weights of an ONNX graph that lie on grids; tables, and products with four bits, stay packed in memory.
 
     The operator for products reads eight bits slowly: it computes all weights again in every call (seen: 10 times as
     long as in floating point, for 16 tokens). So weights of eight bits are computed once, when the graph is loaded.
@@ -115,10 +115,8 @@ def pack_onnx(program: Any, grids: Grids) -> None:
             continue
         weight = made.setdefault(found.name, OnnxWeight(graph, found.name, found.grid, start))
         for node, index in tuple(value.uses()):
-            if weight.feed(node, index, found.is_transposed):
-                grids.packed.add(found.name)
-            else:
-                grids.in_float.add(found.name)
+            is_packed = weight.feed(node, index, found.is_transposed)
+            (grids.packed if is_packed else grids.in_float).add(found.name)
         if not value.uses():
             del graph.initializers[value.name]
     graph.insert_before(graph[0], start)
@@ -139,12 +137,15 @@ class OnnxWeight:
         self.outputs, self.inputs = grid.codes.shape
 
     def feed(self, node: Any, index: int, is_transposed: bool) -> bool:
-        """Let a node read the weight on its grid; return False if no operator does what the node does.
+        """Let a node read codes and scales, or eight bits as numbers that are computed when the graph is loaded.
 
         Args:
             node: the node.
             index: of the input that is the weight.
             is_transposed: whether it reads the weight as [n, D].
+
+        Returns:
+            Whether it can; if not, it is left as it is.
         """
         import onnx_ir
 
@@ -168,7 +169,7 @@ class OnnxWeight:
         axes = {"gather_axis": 0, "quantize_axis": 1}
         inputs, attributes = [self.table, indices, self.scales], {"bits": self.grid.bits, "block_size": BLOCK, **axes}
         nodes = [onnx_ir.node("GatherBlockQuantized", inputs, attributes, domain=DOMAIN)]
-        return nodes if self.inputs % BLOCK == 0 else [*nodes, self.cut(nodes[0].outputs[0])]
+        return nodes if self.inputs % BLOCK == 0 else [*nodes, self.cut(nodes[0].outputs[0], -1)]
 
     def product(self, node: Any) -> Any:
         """Return the node that multiplies states [..., n] by the weight; the bias is that of a Gemm."""
@@ -195,31 +196,30 @@ class OnnxWeight:
         return self.computed("Reshape", self.codes, self.constant("row", np.array([self.outputs, -1])))
 
     @functools.cached_property
-    def whole(self) -> Any:
-        """[D, n], float32, computed from codes of eight bits."""
-        smallest = self.constant("smallest", np.array(1 << (self.grid.bits - 1), dtype=np.float32))
-        codes = self.computed("Sub", self.computed("Cast", self.codes, to=1), smallest)
-        scales = self.computed("Unsqueeze", self.scales, self.constant("axis", np.array([2])))
-        row = self.constant("padded", np.array([self.outputs, -1]))
-        weight = self.computed("Reshape", self.computed("Mul", codes, scales), row)
+    def transposed(self) -> Any:
+        """[n, D], float32, from codes of eight bits, transposed while they are small: the engine keeps every step."""
+        codes, axis = self.computed("Transpose", self.codes, perm=[1, 2, 0]), self.constant("axis", np.array([1]))
+        scales = self.computed("Unsqueeze", self.computed("Transpose", self.scales, perm=[1, 0]), axis)  # [K, 1, D]
+        middle = self.constant("middle", np.array(128, dtype=np.float32))
+        weight = self.computed("Mul", self.computed("Sub", self.computed("Cast", codes, to=1), middle), scales)
+        weight = self.computed("Reshape", weight, self.constant("column", np.array([-1, self.outputs])))
         if self.inputs % BLOCK:
-            self.start.append(self.cut(weight))
+            self.start.append(self.cut(weight, 0))
             weight = self.start[-1].outputs[0]
         return weight
 
     @functools.cached_property
-    def transposed(self) -> Any:
-        """[n, D]."""
-        return self.computed("Transpose", self.whole, perm=[1, 0])
+    def whole(self) -> Any:
+        """[D, n]."""
+        return self.computed("Transpose", self.transposed, perm=[1, 0])
 
-    def cut(self, values: Any) -> Any:
-        """Return the node that removes what fills up the last block of [..., K * 32]."""
+    def cut(self, values: Any, axis: int) -> Any:
+        """Return the node that removes what fills up the last block along an axis."""
         import onnx_ir
 
-        places = {"begin": 0, "end": self.inputs, "last": -1}
-        return onnx_ir.node(
-            "Slice", [values, *(self.constant(name, np.array([place])) for name, place in places.items())]
-        )
+        places = {"begin": 0, "end": self.inputs, f"axis{axis}": axis}
+        inputs = [values, *(self.constant(name, np.array([place])) for name, place in places.items())]
+        return onnx_ir.node("Slice", inputs)
 
     def computed(self, operator: str, *inputs: Any, **attributes: Any) -> Any:
         """Return what a node of the beginning computes."""
