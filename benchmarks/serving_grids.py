@@ -161,9 +161,7 @@ def timed(served: dict[tuple, Any], rounds: int) -> dict[tuple, list[float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument(
-        "--load", nargs=3, metavar=("FOLDER", "ENGINE", "GRAPH"), help="what the program calls itself with"
-    )
+    parser.add_argument("--load", nargs=2, metavar=("FOLDER", "ENGINE"), help="only load it")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable_progress_bar()
