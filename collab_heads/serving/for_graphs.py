@@ -26,8 +26,8 @@ from collab_heads.serving.target import Target, first_line, quiet, why
 from collab_heads.sites.record import forget
 
 PAGE = 4096  # bytes, at whose multiples weights begin, so that an engine can map them into memory
-IN_EIGHT = "int8=True stores all weights in the engine's eight bits; without it, those on grids keep their bits"
 LEAST = 4096  # bytes of a weight that is shared: less than that is filled up to a page
+IN_EIGHT = "int8=True stores all weights in the engine's eight bits; without it, those on grids keep their bits"
 
 
 class Graph(Target):

@@ -33,7 +33,7 @@ class Found(NamedTuple):
 
 
 class Grids:
-    """The weights of a model that lie on grids, to be found in graphs by their content.
+    """The weights of a model that lie on grids, to be found in graphs by their content; equal ones count once.
 
     Args:
         model: the model.
@@ -52,9 +52,11 @@ class Grids:
             if grid is None:
                 self.left.append(name)
                 continue
+            weight = weight_of(module).detach().cpu().numpy()
+            if content_of(weight) in self.by_content:
+                continue
             self.bits[name] = grid.bits
             stored = dataclasses.replace(grid, bits=max(grid.bits, 4))
-            weight = weight_of(module).detach().cpu().numpy()
             self.by_content[content_of(weight.T)] = Found(name, stored, True)
             self.by_content[content_of(weight)] = Found(name, stored, False)
         self.shapes = {key[0] for key in self.by_content}

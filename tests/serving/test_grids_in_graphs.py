@@ -1,5 +1,7 @@
 """Weights on grids lie packed in graphs, whatever reads them there, and engines compute what PyTorch does."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -283,7 +285,7 @@ def test_notes_name_what_is_not_packed():
     with torch.no_grad():
         model[1].weight.mul_(1.0001)
     program, _ = onnx_graph("product", model[2].weight.detach().numpy())
-    grids = Grids(model)
+    grids = Grids(model.append(copy.deepcopy(model[2])))  # equal weights count once
     pack_onnx(program, grids)
     assert [*grids.notes()] == [
         "1 of 2 weights on grids are packed: 1 of 3 bits, which take 4 there",
