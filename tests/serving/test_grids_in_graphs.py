@@ -196,6 +196,9 @@ SOME = (
 )
 
 
+FOLDED = ("clip", "whisper")  # the exporter adds up embeddings of positions that every input has
+
+
 def small(name):
     """A compressed model with weights of several bits."""
     model = FAMILIES[name].build().eval()
@@ -209,8 +212,10 @@ def test_models_with_weights_on_grids(name, to, tmp_path):
     model = small(name)
     report = export(model, tmp_path / "served", to)
     assert report.difference <= ENGINE_NOISE and report.agreeing in (None, 1)
-    count = len([*on_grid(model)])
-    assert f"{count} of {count} weights on grids are packed: " in str(report)
+    names = [each for each, _, _ in on_grid(model)]
+    absent = [each for each in names if name in FOLDED and "position" in each and "decoder" not in each]
+    assert f"{len(names) - len(absent)} of {len(names)} weights on grids are packed: " in str(report)
+    assert [note.partition(": ")[2] for note in report.notes[1:]] == absent
     if name in ("vit", "clip", "whisper"):
         return
     served = load_exported(tmp_path / "served", threads=1)
