@@ -194,9 +194,6 @@ SOME = ("bert", *slow("gpt2", "llama", "marian", "t5", "albert", "qwen3", "vit",
 
 
 FOLDED = {"clip": "vision_model.", "whisper": "encoder."}  # every input has all positions: nothing is looked up
-    "clip": "vision_model.",
-    "whisper": "encoder.",
-}  # where every input has all positions: their table is no table
 
 
 def small(name):
