@@ -151,6 +151,15 @@ class OnnxWeight:
         """
         import onnx_ir
 
+        if node.op_type == "Transpose" and tuple(node.attributes.get_ints("perm", ())) == (
+            1,
+            0,
+        ):  # of large tied tables
+            uses = tuple(node.outputs[0].uses())
+            are_fed = [self.feed(reader, number, not is_transposed) for reader, number in uses]
+            if all(are_fed):
+                node.graph.remove(node, safe=True)
+            return all(are_fed)
         if node.op_type == "Gather" and index == 0 and not is_transposed and node.attributes.get_int("axis", 0) == 0:
             new = self.rows(node.inputs[1])
         elif self.grid.bits == 4 and index == 1 and is_product(node, is_transposed):

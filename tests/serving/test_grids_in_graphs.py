@@ -61,10 +61,11 @@ READS = {
     "product": ("MatMul", {}, ("x", "T"), lambda width: states(width, 2, 5)),
     "product with a bias": ("Gemm", {}, ("x", "T", "b"), lambda width: states(width, 5)),
     "product with the transpose": ("Gemm", {"transB": 1}, ("x", "W", "b"), lambda width: states(width, 5)),
+    "product with what is transposed there": ("MatMul", {}, ("x", "t"), lambda width: states(width, 2, 5)),
     "along the outputs": ("MatMul", {}, ("x", "W"), lambda width: states(ROWS, 2, 5)),
     "half of the product": ("Gemm", {"alpha": 0.5}, ("x", "T"), lambda width: states(width, 5)),
 }
-OPERATORS = {"rows": "GatherBlockQuantized", **{name: "MatMulNBits" for name in list(READS)[1:4]}}
+OPERATORS = {"rows": "GatherBlockQuantized", **{name: "MatMulNBits" for name in list(READS)[1:5]}}
 
 
 def onnx_graph(read, weight):
@@ -72,9 +73,11 @@ def onnx_graph(read, weight):
     operator, attributes, names, other = READS[read]
     given = other(weight.shape[1])
     kind = onnx.TensorProto.INT64 if operator == "Gather" else onnx.TensorProto.FLOAT
+    stored = ["W" if name == "t" else name for name in names]
     tensors = {"W": weight, "T": np.ascontiguousarray(weight.T), "b": BIAS}
     graph = onnx.helper.make_graph(
-        [onnx.helper.make_node(operator, names, ["y"], **attributes)],
+        [onnx.helper.make_node("Transpose", ["W"], ["t"], perm=[1, 0])] * ("t" in names)
+        + [onnx.helper.make_node(operator, names, ["y"], **attributes)],
         "read",
         [
             onnx.helper.make_tensor_value_info(
@@ -82,7 +85,7 @@ def onnx_graph(read, weight):
             )
         ],
         [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
-        [onnx.numpy_helper.from_array(tensors[name], name) for name in names if name != "x"],
+        [onnx.numpy_helper.from_array(tensors[name], name) for name in tensors if name in stored],
     )
     made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
     return ir.from_proto(made), given
