@@ -151,10 +151,7 @@ class OnnxWeight:
         """
         import onnx_ir
 
-        if node.op_type == "Transpose" and tuple(node.attributes.get_ints("perm", ())) == (
-            1,
-            0,
-        ):  # of large tied tables
+        if node.op_type == "Transpose" and [*node.attributes.get_ints("perm", ())] == [1, 0]:  # of a large tied table
             uses = tuple(node.outputs[0].uses())
             are_fed = [self.feed(reader, number, not is_transposed) for reader, number in uses]
             if all(are_fed):

@@ -9,7 +9,7 @@ from compressing import batches_of
 from served_outputs import ENGINE_NOISE, assert_same_outputs, assert_same_tokens, text_batch
 from slow_cases import slow
 from torch import nn
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
 
 from collab_heads import compress, export, load_exported
 from collab_heads.fitting.weight_grid import nearest_on_grid
@@ -244,6 +244,19 @@ def test_weights_take_as_much_as_in_a_checkpoint(to, tmp_path):
     weights = files[".data"] if to == "onnx" else files[".bin"]
     assert report.difference <= ENGINE_NOISE and weights <= 1.01 * num_bytes(model) + 2000
     assert abs(1e6 * report.megabytes - sum(files.values())) < 2000  # the manifest comes last
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ENGINES)
+def test_a_large_tied_table_is_stored_once(to, tmp_path):
+    """The exporter to ONNX transposes it in the graph, and not a small one."""
+    sizes = {"n_embd": 96, "n_layer": 1, "n_head": 4, "vocab_size": 3000, "n_positions": 64}
+    model = GPT2LMHeadModel(GPT2Config(bos_token_id=0, eos_token_id=0, **sizes)).eval()
+    put_on_grid(model.lm_head, 4)
+    report = export(model, tmp_path / "served", to)
+    weights = next(path for path in (tmp_path / "served").iterdir() if path.suffix in (".data", ".bin"))
+    assert report.agreeing == 1 and report.notes == ("1 of 1 weights on grids are packed: 1 of 4 bits",)
+    assert weights.stat().st_size <= 1.01 * num_bytes(model) + 2000
 
 
 @pytest.mark.slow
