@@ -48,6 +48,17 @@ CONTINUED = {
     "time": "",
     "time, against the original there": ("against original", ""),
 }
+PACKED = {
+    "model": "",
+    "weights, MB": ".1f",
+    "engine": "",
+    "graph": "",
+    "folder, MB": ("MB", ".1f"),
+    "time, 1 x 16 and 32 x 64": ("time", ""),
+    "load, s": ("load", ".2f"),
+    "memory, MB": ("memory", ".0f"),
+    "difference": ".1e",
+}
 
 
 def trimmed(rows: list[dict], columns: Columns) -> str:
@@ -78,6 +89,12 @@ def vocabulary_large() -> str:
 def serving() -> str:
     """Models that encode or translate, in all engines."""
     return shown([row for row in stored("serving")["rows"] if row["model"] != "gpt2"], ENGINE)
+
+
+@made
+def serving_grids() -> str:
+    """Models with weights on grids, in floating point, packed and in eight bits of the engine."""
+    return shown(rows_of("serving_grids"), PACKED)
 
 
 @made

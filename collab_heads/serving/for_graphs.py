@@ -20,12 +20,14 @@ from collab_heads.layers.attention import CACHE
 from collab_heads.serving.comparison import compare, naming_outputs
 from collab_heads.serving.example_inputs import whole_cache
 from collab_heads.serving.exported_folder import CACHES, DECODER, ENCODER, SINGLE
+from collab_heads.serving.grids_in_graphs import Grids, has_operators, pack_onnx, pack_openvino
 from collab_heads.serving.served_model import CrossAttentionEncoder, check_exporters, load_exported
 from collab_heads.serving.target import Target, first_line, quiet, why
 from collab_heads.sites.record import forget
 
 PAGE = 4096  # bytes, at whose multiples weights begin, so that an engine can map them into memory
 LEAST = 4096  # bytes of a weight that is shared: less than that is filled up to a page
+IN_EIGHT = "int8=True stores all weights in the engine's eight bits; without it, those on grids keep their bits"
 
 
 class Graph(Target):
@@ -41,6 +43,9 @@ class Graph(Target):
 
     def options(self, int8: bool) -> Any:
         """Return its options."""
+
+    def pack(self, program: Any, grids: Grids) -> None:
+        """Pack the weights of a graph that lie on grids."""
 
     def finish(self, folder: Path, graphs: Collection[str]) -> None:
         """Finish what was written."""
@@ -68,11 +73,17 @@ class Graph(Target):
             generation = copy.deepcopy(model.generation_config) if model.can_generate() else None
             if generation is not None:  # the graph decodes with a cache, whatever the config says
                 generation.use_cache = config.get_text_config().use_cache = True
+            grids = Grids(model)
+            if grids.bits and not int8:
+                for component in components.values():
+                    self.pack(component.program, grids)
             ExportedModel(components, exporter.export_format, config, generation).save_pretrained(folder)
             self.finish(folder, components)
         if caches:
             (folder / CACHES).write_text(json.dumps({"layers": caches}), encoding="utf-8")
-        return ()
+        if int8:
+            return (IN_EIGHT,) if grids.bits else ()
+        return tuple(grids.notes())
 
     def load(self, model, folder):
         with quiet(), self.naming(model):
@@ -135,6 +146,12 @@ class Onnx(Graph):
         quantizer = OnnxRuntimeQuantizer(OnnxRuntimeDynamicConfig()) if int8 else None
         return OnnxConfig(dynamic=True, quantizer=quantizer)
 
+    def pack(self, program, grids):
+        if has_operators():
+            pack_onnx(program, grids)
+        else:
+            grids.in_float.update(grids.bits)
+
     def finish(self, folder, graphs):
         if DECODER in graphs:
             share_weights(folder, ENCODER, DECODER)
@@ -164,6 +181,9 @@ class OpenVino(Graph):
 
             quantizer = NNCFOpenVINOQuantizer(NNCFWeightCompressionConfig())  # of weights alone: needs no examples
         return OpenVINOConfig(dynamic=True, stateful=False, quantizer=quantizer)
+
+    def pack(self, program, grids):
+        pack_openvino(program, grids)
 
 
 def generating(

@@ -1,0 +1,312 @@
+"""Weights on grids lie packed in graphs, whatever reads them there, and engines compute what PyTorch does."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from compressing import batches_of
+from served_outputs import ENGINE_NOISE, assert_same_outputs, assert_same_tokens, text_batch
+from slow_cases import slow
+from torch import nn
+from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
+
+from collab_heads import compress, export, load_exported
+from collab_heads.fitting.weight_grid import nearest_on_grid
+from collab_heads.layers.weight_grid import BLOCK, WEIGHT_BITS, GridWeights, on_grid
+from collab_heads.model.site_size import num_bytes
+from collab_heads.serving.export import TARGETS
+from collab_heads.serving.for_graphs import IN_EIGHT
+from collab_heads.serving.grids_in_graphs import DOMAIN, DYNAMIC_QUANTISATION, Grids, pack_onnx, pack_openvino
+from families import FAMILIES
+
+pytest.importorskip("transformers.exporters.runners", reason="exports of graphs need transformers 5.23")
+onnx = pytest.importorskip("onnx")
+ir = pytest.importorskip("onnx_ir")
+ort = pytest.importorskip("onnxruntime")
+openvino = pytest.importorskip("openvino")
+ops = openvino.opset13
+
+ROWS = 40  # of a weight
+WIDTHS = (64, 37)  # whole blocks, and a last block that is filled up
+ENGINES = ("onnx", "openvino")
+
+
+def put_on_grid(module, bits, seed=0):
+    """Any codes, scales of either sign, and a row of zeros."""
+    outputs, inputs = module.weight.shape
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(-(1 << bits - 1), 1 << bits - 1, (outputs, inputs), generator=generator, dtype=torch.int8)
+    scales = torch.randn(outputs, -(-inputs // BLOCK), generator=generator).half()
+    scales[1] = 0
+    module.weight.data = GridWeights(codes, scales, bits).weight()
+    setattr(module, WEIGHT_BITS, bits)
+
+
+def linear(width, bits):
+    module = nn.Linear(width, ROWS)
+    put_on_grid(module, bits)
+    return module
+
+
+def states(width, *shape):
+    return torch.randn(*shape, width, generator=torch.Generator().manual_seed(1)).numpy()
+
+
+IDS = np.array([[0, 1, 39], [7, -1, 2]])
+BIAS = np.linspace(-3, 3, ROWS, dtype=np.float32)
+# how a graph reads W [D, n] -> operator, attributes, inputs (W and its transpose are W and T), the other input
+READS = {
+    "rows": ("Gather", {}, ("W", "x"), lambda width: IDS),
+    "product": ("MatMul", {}, ("x", "T"), lambda width: states(width, 2, 5)),
+    "product with a bias": ("Gemm", {}, ("x", "T", "b"), lambda width: states(width, 5)),
+    "product with the transpose": ("Gemm", {"transB": 1}, ("x", "W", "b"), lambda width: states(width, 5)),
+    "product with what is transposed there": ("MatMul", {}, ("x", "t"), lambda width: states(width, 2, 5)),
+    "along the outputs": ("MatMul", {}, ("x", "W"), lambda width: states(ROWS, 2, 5)),
+    "half of the product": ("Gemm", {"alpha": 0.5}, ("x", "T"), lambda width: states(width, 5)),
+}
+OPERATORS = {"rows": "GatherBlockQuantized", **{name: "MatMulNBits" for name in list(READS)[1:5]}}
+
+
+def onnx_graph(read, weight):
+    """A graph that reads a weight in one way, and what it is given."""
+    operator, attributes, names, other = READS[read]
+    given = other(weight.shape[1])
+    kind = onnx.TensorProto.INT64 if operator == "Gather" else onnx.TensorProto.FLOAT
+    stored = ["W" if name == "t" else name for name in names]
+    tensors = {"W": weight, "T": np.ascontiguousarray(weight.T), "b": BIAS}
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Transpose", ["W"], ["t"], perm=[1, 0])] * ("t" in names)
+        + [onnx.helper.make_node(operator, names, ["y"], **attributes)],
+        "read",
+        [
+            onnx.helper.make_tensor_value_info(
+                "x", kind, [f"d{size}" for size in range(given.ndim - 1)] + [given.shape[-1]]
+            )
+        ],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(tensors[name], name) for name in tensors if name in stored],
+    )
+    made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
+    return ir.from_proto(made), given
+
+
+def run_onnx(program, given):
+    return ort.InferenceSession(ir.to_proto(program).SerializeToString()).run(None, {"x": given})[0]
+
+
+def assert_close(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=0, atol=ENGINE_NOISE * abs(expected).max())
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("bits", (8, 4, 3))
+@pytest.mark.parametrize("read", READS)
+def test_what_reads_a_weight_in_onnx(read, bits, width):
+    module = linear(width, bits)
+    program, given = onnx_graph(read, module.weight.detach().numpy())
+    expected, grids = run_onnx(program, given), Grids(nn.Sequential(module))
+    pack_onnx(program, grids)
+    assert_close(run_onnx(program, given), expected)
+    operators = {node.op_type for node in program.graph}
+    stored = sum(each.const_value.nbytes for each in program.graph.initializers.values()) - BIAS.nbytes
+    packed = next(on_grid(nn.Sequential(module)))[2]
+    packed = GridWeights(packed.codes, packed.scales, max(bits, 4)).num_bytes
+    if bits != 8 and read not in OPERATORS:  # the note says so
+        assert operators == {READS[read][0]} and "in floating point" in [*grids.notes()][1]
+    else:
+        assert stored <= packed + 60 and ["1 of 1" in note for note in grids.notes()] == [True]
+        # ONNX Runtime takes products with eight bits slowly: it computes the weight when it loads
+        assert (OPERATORS.get(read) in operators) == (bits != 8 or read == "rows")
+
+
+def test_a_weight_that_two_read_is_stored_once():
+    """As tied embeddings do: a table looks rows up, and the output layer multiplies by it."""
+    for bits in (8, 4):
+        module = linear(64, bits)
+        weight, names = module.weight.detach().numpy(), ("ids", "x", "rows", "scores")
+        kinds = [onnx.TensorProto.INT64, *[onnx.TensorProto.FLOAT] * 3]
+        ids, x, rows, scores = map(onnx.helper.make_tensor_value_info, names, kinds, [["a"], ["a", 64], None, None])
+        nodes = [onnx.helper.make_node("Gather", ["W", "ids"], ["rows"])]
+        nodes.append(onnx.helper.make_node("MatMul", ["x", "T"], ["scores"]))
+        tensors = [onnx.numpy_helper.from_array(each, name) for name, each in (("W", weight), ("T", weight.T.copy()))]
+        graph = onnx.helper.make_graph(nodes, "tied", [ids, x], [rows, scores], tensors)
+        imports = [onnx.helper.make_opsetid("", 18)]
+        program = ir.from_proto(onnx.helper.make_model(graph, opset_imports=imports, ir_version=10))
+        pack_onnx(program, Grids(nn.Sequential(module)))
+        assert [tuple(each.shape) for each in program.graph.initializers.values()].count((ROWS, 2, 4 * bits)) == 1
+        given = {"ids": IDS[0], "x": states(64, 3)}
+        found = ort.InferenceSession(ir.to_proto(program).SerializeToString()).run(None, given)
+        assert_close(found[0], weight[IDS[0]])
+        assert_close(found[1], given["x"] @ weight.T)
+
+
+def openvino_graph(read, weight):
+    given = READS[read][3](weight.shape[1])
+    if read == "rows":
+        x = ops.parameter([-1, -1], openvino.Type.i64)
+        y = ops.gather(ops.constant(weight), x, ops.constant(np.array(0)))
+    else:
+        x = ops.parameter([-1] * (given.ndim - 1) + [given.shape[-1]], openvino.Type.f32)
+        name, flipped = READS[read][2][1], "transB" in READS[read][1]
+        stored = np.ascontiguousarray(weight.T) if name == "T" else weight
+        y = ops.matmul(x, ops.constant(stored), False, flipped)
+    return openvino.Model([ops.result(y)], [x]), given
+
+
+def run_openvino(program, given, **options):
+    options = {"INFERENCE_PRECISION_HINT": "f32", **options}
+    return next(iter(openvino.Core().compile_model(program, "CPU", options)([given]).values()))
+
+
+OPENVINO = ("rows", "product", "product with the transpose", "along the outputs")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("bits", (8, 4, 3))
+@pytest.mark.parametrize("read", OPENVINO)
+def test_what_reads_a_weight_in_openvino(read, bits, width, tmp_path):
+    module = linear(width, bits)
+    program, given = openvino_graph(read, module.weight.detach().numpy())
+    expected, grids = run_openvino(program, given), Grids(nn.Sequential(module))
+    pack_openvino(program, grids)
+    openvino.save_model(program, tmp_path / "read.xml", compress_to_fp16=False)
+    assert_close(run_openvino(openvino.Core().read_model(tmp_path / "read.xml"), given), expected)
+    packed = next(on_grid(nn.Sequential(module)))[2]
+    packed = GridWeights(packed.codes, packed.scales, max(bits, 4)).num_bytes
+    if read == "along the outputs":
+        assert "in floating point" in [*grids.notes()][1]
+    else:
+        assert (tmp_path / "read.bin").stat().st_size <= packed + 100
+        assert ["1 of 1" in note for note in grids.notes()] == [True]
+
+
+def test_openvino_keeps_whole_blocks_packed_in_memory():
+    """Of other weights it makes floating-point numbers: filling up the states instead takes time at every call."""
+    for width, kind in zip(WIDTHS, ("i4", "f32"), strict=True):
+        module = linear(width, 4)
+        program, _ = openvino_graph("product", module.weight.detach().numpy())
+        pack_openvino(program, Grids(nn.Sequential(module)))
+        compiled = openvino.Core().compile_model(program, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        operators = [node.get_rt_info() for node in compiled.get_runtime_model().get_ops()]
+        found = [each["runtimePrecision"].value for each in operators if each["layerType"].value == "FullyConnected"]
+        assert found == [kind]
+
+
+SOME = ("bert", *slow("gpt2", "llama", "marian", "t5", "albert", "qwen3", "vit", "clip", "whisper"))
+
+
+FOLDED = {"clip": "vision_model.", "whisper": "encoder."}  # every input has all positions: nothing is looked up
+
+
+def small(name):
+    """A compressed model with weights of several bits."""
+    model = FAMILIES[name].build().eval()
+    compress(model, batches_of(FAMILIES[name], 4), 0.15, bits=(8, 4, 3), refine_steps=0)
+    return model
+
+
+@pytest.mark.parametrize("to", ENGINES)
+@pytest.mark.parametrize("name", SOME)
+def test_models_with_weights_on_grids(name, to, tmp_path):
+    model = small(name)
+    report = export(model, tmp_path / "served", to)
+    assert report.difference <= ENGINE_NOISE and report.agreeing in (None, 1)
+    names = [each for each, _, _ in on_grid(model)]
+    absent = [each for each in names if name in FOLDED and FOLDED[name] in each and "position" in each]
+    assert f"{len(names) - len(absent)} of {len(names)} weights on grids are packed: " in str(report)
+    assert [note.partition(": ")[2] for note in report.notes[1:]] == absent
+    if name in ("vit", "clip", "whisper"):
+        return
+    served = load_exported(tmp_path / "served", threads=1)
+    if model.can_generate():
+        assert_same_tokens(model, served, text_batch(3, 9, left=not model.config.is_encoder_decoder))
+    else:
+        assert_same_outputs(model, served, text_batch(3, 17))
+
+
+def large_enough(bits):
+    """A BERT beside whose weights the graph counts little, on one grid."""
+    sizes = {"hidden_size": 96, "num_attention_heads": 4, "intermediate_size": 200, "num_hidden_layers": 2}
+    model = BertModel(BertConfig(vocab_size=3000, max_position_embeddings=64, **sizes)).eval()
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            put_on_grid(module, bits)
+            module.weight.data = nearest_on_grid(torch.randn_like(module.weight) / 8, bits).weight()
+    return model
+
+
+@pytest.mark.parametrize("to", ENGINES)
+def test_weights_take_as_much_as_in_a_checkpoint(to, tmp_path):
+    model = large_enough(4)
+    report = export(model, tmp_path / "served", to)
+    files = {path.suffix: path.stat().st_size for path in (tmp_path / "served").iterdir()}
+    weights = files[".data"] if to == "onnx" else files[".bin"]
+    assert report.difference <= ENGINE_NOISE and weights <= 1.01 * num_bytes(model) + 2000
+    assert abs(1e6 * report.megabytes - sum(files.values())) < 2000  # the manifest comes last
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ENGINES)
+def test_a_large_tied_table_is_stored_once(to, tmp_path):
+    """The exporter to ONNX transposes it in the graph, and not a small one."""
+    sizes = {"n_embd": 96, "n_layer": 1, "n_head": 4, "vocab_size": 3000, "n_positions": 64}
+    model = GPT2LMHeadModel(GPT2Config(bos_token_id=0, eos_token_id=0, **sizes)).eval()
+    put_on_grid(model.lm_head, 4)
+    report = export(model, tmp_path / "served", to)
+    weights = next(path for path in (tmp_path / "served").iterdir() if path.suffix in (".data", ".bin"))
+    assert report.agreeing == 1 and report.notes == ("1 of 1 weights on grids are packed: 1 of 4 bits",)
+    assert weights.stat().st_size <= 1.01 * num_bytes(model) + 2000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ENGINES)
+def test_eight_bits_of_an_engine_come_before_grids(to, tmp_path):
+    pytest.importorskip("nncf", reason="weights of eight bits in OpenVINO need nncf")
+    model = large_enough(4)
+    report = export(model, tmp_path / "served", to, int8=True)
+    assert report.notes == (IN_EIGHT,)
+    for module in model.modules():
+        vars(module).pop(WEIGHT_BITS, None)
+    again = export(model, tmp_path / "again", to, int8=True)
+    assert again.megabytes == pytest.approx(report.megabytes, rel=1e-3) and not again.notes
+
+
+def test_states_stay_in_floating_point_wherever_the_graph_loads(tmp_path):
+    """OpenVINO would round them to eight bits on many processors; who wants that asks for it."""
+    module = linear(64, 4)
+    program, _ = openvino_graph("product", module.weight.detach().numpy())
+    pack_openvino(program, Grids(nn.Sequential(module)))
+    openvino.save_model(program, tmp_path / "read.xml", compress_to_fp16=False)
+    for options, size in (({}, 0), ({DYNAMIC_QUANTISATION: 32}, 32)):
+        compiled = openvino.Core().compile_model(tmp_path / "read.xml", "CPU", options)
+        assert compiled.get_property(DYNAMIC_QUANTISATION) == size
+
+
+@pytest.mark.parametrize("version, domains", [("1.22.1", {""}), ("1.23.0", {DOMAIN}), ("2.0.0", {DOMAIN})])
+def test_an_older_onnx_runtime_gets_floating_point_numbers(version, domains, monkeypatch):
+    module = linear(64, 4)
+    program, _ = onnx_graph("product", module.weight.detach().numpy())
+    grids = Grids(nn.Sequential(module))
+    monkeypatch.setattr(ort, "__version__", version)
+    TARGETS["onnx"].pack(program, grids)
+    assert {node.domain for node in program.graph if node.op_type.startswith("MatMul")} == domains
+    if domains == {""}:
+        assert [*grids.notes()] == [
+            "0 of 1 weights on grids are packed",
+            "in floating point, as the installed engine has no operator for what reads them: 0",
+        ]
+
+
+def test_notes_name_what_is_not_packed():
+    model = nn.Sequential(linear(64, 4), linear(64, 4), linear(37, 3))
+    with torch.no_grad():
+        model[1].weight.mul_(1.0001)
+    program, _ = onnx_graph("product", model[2].weight.detach().numpy())
+    grids = Grids(model.append(copy.deepcopy(model[2])))  # equal weights count once
+    pack_onnx(program, grids)
+    assert [*grids.notes()] == [
+        "1 of 2 weights on grids are packed: 1 of 3 bits, which take 4 there",
+        "left out or changed by the exporter: 0",
+        "in floating point, as they have left their grids: 1",
+    ]
