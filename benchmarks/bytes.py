@@ -42,7 +42,7 @@ BITS = (8, 4, 3)
 RATE = 0.005  # of distillation: 60 steps at 0.01 do as well, at 0.02 they diverge
 TIMED = {"1 x 16": (1, 16, 100), "32 x 64": (32, 64, 7)}  # rows, tokens, rounds
 TIMES = tuple(f"time, {name}" for name in TIMED)
-MEANS = ("MB", *SCORES, "flips", "neighbours", "predicted", "measured", "seconds", *TIMES)
+MEANS = ("parameters", "MB", *SCORES, "flips", "neighbours", "predicted", "measured", "seconds", *TIMES)
 COLUMNS = {"model": "", "method": "", "draws": "", "MB": ".1f", **dict.fromkeys(SCORES, ".2f")}
 COLUMNS |= {f"lost, {name}": ".2f" for name in SCORES}
 COLUMNS |= {"flips": ".1f", "neighbours": ".1f", "predicted": ".3f", "measured": ".3f", "seconds": ".0f"}
@@ -139,7 +139,7 @@ def original_of(encoder: Encoder, store: RowStore, name: str) -> Judged:
     judged = encoder.judged(model)
     if not any(row["method"] == "original" and row["model"] == name for row in store.rows):
         row = {"model": name, "method": "original", "size": None, "draw": 0, "MB": num_bytes(model) / 1e6}
-        store.add(row | judged.scores)
+        store.add(row | {"parameters": model.num_parameters()} | judged.scores)
         print(store.rows[-1], flush=True)
     return judged
 
@@ -165,7 +165,9 @@ def measure(arguments: argparse.Namespace, store: RowStore) -> None:
                     continue
                 row = {"model": name, "method": method, "size": size, "draw": place, "MB": num_bytes(model) / 1e6}
                 judged = encoder.judged(model)
-                if method in PEERS:
+                if method not in PEERS:
+                    more["parameters"] = model.num_parameters()
+                else:
                     more |= time_shares(model, encoder.load(), list(encoder.task.batches[0]))
                 store.add(row | more | judged.scores | judged.compared(original))
                 print(store.rows[-1], flush=True)
@@ -178,7 +180,7 @@ def averaged(rows: Sequence[dict]) -> list[dict]:
     groups = {(row["model"], row["method"], row["size"]) for row in rows}
     for model, method, size in sorted(groups, key=lambda each: (each[0], -(each[2] or 1e3), order.index(each[1]))):
         same = [row for row in rows if (row["model"], row["method"], row["size"]) == (model, method, size)]
-        new = {"model": model, "method": method, "draws": len(same)}
+        new = {"model": model, "method": method, "size": size, "draws": len(same)}
         new |= {name: statistics.mean(row[name] for row in same) for name in MEANS if same[0].get(name) is not None}
         if method != "original":
             new |= {f"lost, {name}": originals[model][name] - new[name] for name in SCORES}

@@ -174,6 +174,12 @@ plain(
     | {"seconds": ".0f", "time, 1 x 16": ".2f", "time, 32 x 64": ".2f"},
 )
 plain(
+    "translation_bytes",
+    "translation_bytes",
+    {"model": "", "method": "", "MB": ".2f", "draws": "", "BLEU": ".2f", "lost": ".2f", "agreement": ".1f"}
+    | {"same, %": ("same", ".1f"), "error": ("measured", ".3f"), "seconds": ".0f"},
+)
+plain(
     "zero_shot",
     "zero_shot",
     {"model": ""}

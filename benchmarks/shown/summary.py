@@ -124,6 +124,17 @@ def base_encoder(name: str, budget: float) -> dict:
     )
 
 
+def in_megabytes(size: float, method: str, training: str) -> dict:
+    """Return the row of a MiniLM with weights of few bits, which as a file has a size."""
+    before = row("bytes", model="all-MiniLM-L6-v2", method="original")
+    after = row("bytes", model="all-MiniLM-L6-v2", method=method, size=size)
+    also = [f"{what} {before[key]:.2f} → {after[key]:.2f}" for what, key in OF_ENCODERS.items()]
+    also.append(f"{after['neighbours']:.0f} % of the nearest ten stay")
+    megabytes = before["MB"], after["MB"]
+    scored = before, after, "STS-B"
+    return change("`compress`, 8, 4 and 3 bits", SIMILARITY, *scored, training, "; ".join(also), megabytes=megabytes)
+
+
 def decoder(budget: float) -> dict:
     """Return the row of a real decoder that was fitted to news and to texts of its own."""
     before, after = row("real_decoder", method="original"), row("real_decoder", method=OWN, budget=budget)
@@ -141,7 +152,6 @@ def summary() -> str:
     alike = row("stsb", mixing="shared", width=128, method="weights only")
     per_head = row("stsb", mixing="per_head", width="128 (144)", method="calibrated, refined")
     block = [row("attention", mixing="per_head", width=144)[length] for length in ("32", "128", "512")]
-    half = row("values", width="384 of 384", values="16 of 32", sentences=256)
     glue, balanced = row("glue_seeds", R="original"), row("glue_seeds", R="64 balanced")
     keys = row("translation", model="marian", mixing="shared", width="64", method="calibrated, refined")
     small = {n: row("pruning", model="all-MiniLM-L6-v2", heads=n) for n in (72, 18)}
@@ -153,6 +163,7 @@ def summary() -> str:
         compressed("half", 0.5, "refined", "none"),
         compressed("half", 0.5, "distilled", UNLABELLED),
         compressed("a third", 0.33, "distilled", UNLABELLED),
+        in_megabytes(10.0, "compress, 8, 4 and 3 bits", "none"),
         base_encoder("half", 0.5),
         served("a quarter of the layers, ONNX Runtime", "minilm", 0.25, "onnx", SIMILARITY, UNLABELLED),
         *trimmed(f"`compress`, a quarter, and {TRIM}", "minilm", 0.25, "used", SIMILARITY, UNLABELLED),
@@ -174,14 +185,6 @@ def summary() -> str:
             per_head,
             "spearman",
             also=f"attention takes {min(block):.2f} to {max(block):.2f} of the time",
-        ),
-        change(
-            "narrow values, 16 of 32 per head",
-            SIMILARITY,
-            embedding,
-            half,
-            "spearman",
-            also=f"attention has {half['attention']:.0%} of its parameters and of its cache",
         ),
         change(
             "shared keys, balanced, R=64 of 384",

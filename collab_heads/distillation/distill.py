@@ -140,7 +140,6 @@ def distill(
     layers, given = (OpenLayers.of(each, get_adapter(each)) for each in (model, original))
     trained = trained_parameters(layers, embeddings(model) if apart else None)
     check_apart(trained, original)
-    grids = trained_grids(model, trained)
     for each in (layers, given):
         check_finite_sites(each.model, each.in_order)
     processes = Processes.found(accelerator, mixed_precision, model.device.type == "cpu")
@@ -167,7 +166,7 @@ def distill(
         in_turn, held_out = [chosen[place] for place in places], found[len(read) :]
         copy_from_first(processes, trained.values())
         gap = Gap.measured(model, original, processes, held_out, output_weight)
-        weights = MasterWeights(trained, learning_rate, steps, grids)
+        weights = MasterWeights(trained, learning_rate, steps, trained_grids(model, trained))
         progress = Distillation(gap, weights, options, in_turn, held_out, checkpoint).run(saved, started)
         put_back(trained, progress.best)
     errors = dict(progress.history)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from collab_heads.errors import ArgumentError
 from collab_heads.layers.layout import is_transposed
 from collab_heads.layers.weight_grid import GridWeights, codes_of, in_blocks, on_grid, over_blocks
 
@@ -61,21 +60,11 @@ class TrainedGrid:
 
 
 def trained_grids(model: PreTrainedModel, trained: Mapping[str, nn.Parameter]) -> dict[str, TrainedGrid]:
-    """Return the weights that lie on grids, by name, of those that are trained.
-
-    Raises:
-        ArgumentError: if one was loaded in another dtype, in which it cannot stay there.
-    """
+    """Return the weights that lie on grids, by name, of those that are trained."""
     found, names = {}, {id(parameter): name for name, parameter in trained.items()}
     for _, module, grid in on_grid(model):
         weight = module.weight
         assert isinstance(weight, Tensor)
-        if (name := names.get(id(weight))) is None:
-            continue
-        if weight.dtype != torch.float32:
-            raise ArgumentError(
-                f"{name} has few bits, and is in {weight.dtype}, which moves it off its grid: load the model in float32"
-            )
-        if grid is not None:
+        if (name := names.get(id(weight))) is not None and grid is not None:
             found[name] = TrainedGrid(grid.codes.float(), grid.scales.float(), grid.bits, is_transposed(module))
     return found

@@ -37,7 +37,8 @@ def trained_parameters(layers: OpenLayers, more: Mapping[str, nn.Parameter] | No
     check_feed_forwards(model, [block for block in blocks if block.num_neurons])
     ours = {id(p) for site in sites for p in site_parameters(site)}
     ours |= {id(p) for block in blocks for module in block.modules for p in module.parameters()}
-    ours |= {id(p) for module in model.modules() if bits_of(module) for p in module.parameters(recurse=False)}
+    on_grids = [module for module in model.modules() if bits_of(module)]
+    ours |= {id(p) for module in on_grids for p in module.parameters(recurse=False)}
     ours |= {id(p) for p in (more or {}).values()}
     found = {name: p for name, p in model.named_parameters() if id(p) in ours and p.numel()}
     if not found:
@@ -56,6 +57,13 @@ def trained_parameters(layers: OpenLayers, more: Mapping[str, nn.Parameter] | No
             raise ArgumentError(
                 f"{name} is in {parameter.dtype}, in which small gradients are lost: distill in float32 or bfloat16 "
                 "(model.float()), and convert the model after it"
+            )
+    few = {id(module.weight) for module in on_grids}
+    for name, parameter in found.items():
+        if id(parameter) in few and parameter.dtype != torch.float32:
+            raise ArgumentError(
+                f"{name} has few bits, and is in {parameter.dtype}, which moves it off its grid: load the model in "
+                "float32"
             )
     return found
 
