@@ -56,9 +56,6 @@ class MeasuredPart:
         """Return what `to_dict` described; ValueError and other errors on numbers that no measurement has."""
         errors, moved = (dict(map(tuple, stored[name])) for name in ("errors", "moved"))
         made = cls(errors, moved, stored["left"])
-        expect(
-            set(made.moved) <= set(made.errors), "the sizes that moved the output", list(made.moved), "measured ones"
-        )
         numbers = [*made.errors.values(), *made.moved.values(), *([] if made.left is None else [made.left])]
         expect(all(is_number(each) and each >= 0 for each in numbers), "numbers", numbers, "finite ones, 0 or more")
         return made
@@ -118,6 +115,8 @@ class MeasuredSites:
                 for part, each in of.items():
                     sizes = wanted[part]
                     expect(list(each.errors) == sizes, f"the sizes of {name}", list(each.errors), str(sizes))
+                    tried = list(each.moved)
+                    expect(set(tried) <= set(sizes), f"the sizes of {name} that were tried", tried, "some of its own")
             return cls(path, run, sites)
 
         return read_document(path, VERSION, "file of measurements", build) if path.exists() else cls(path, run)
