@@ -1,6 +1,6 @@
 """Spend a budget of megabytes on width and on bits, in one plan: the Marian and the T5 of the shared folder.
 
-    python benchmarks/translation_bytes.py [marian t5] [--draws 0 1 2] [--methods ...]
+    python benchmarks/translation_bytes.py [--models marian t5] [--draws 0 1 2] [--methods ...]
     python benchmarks/translation_bytes.py --table
 
 A draw is 1,024 training pairs of Multi30k, German to English, and the seed of all that follows; nothing is trained.
@@ -89,7 +89,7 @@ def averaged(rows: Sequence[dict]) -> list[dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", choices=[*MODELS, []], default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--draws", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--table", action="store_true", help="only collect the rows that are there")
