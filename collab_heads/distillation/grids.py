@@ -51,7 +51,7 @@ class TrainedGrid:
     def take(self, gradient: Tensor) -> None:
         """Take the gradient of the parameter: those of codes and scales follow from it.
 
-        What is beyond the last code gets none: only the scale can move the weight.
+        A code beyond the last one gets none: only the scale can move its weight.
         """
         given, grid, whole = self.stored(gradient), self.on_grid(), codes_of(self.bits)
         is_within = (self.codes >= whole[0] - 0.5) & (self.codes <= whole[-1] + 0.5)
