@@ -5,16 +5,15 @@ r"""Spend a budget of megabytes on width and on bits, in one plan: all-MiniLM-L6
     python benchmarks/bytes.py [MODEL] --table
 
 A draw is 2,048 sentences, as many of each kind of `calibration.py`, and the seed of all that follows. Only "distilled"
-is trained, on its grids: 300 steps of 32 of 10,000 other such sentences, without labels.
-"compress, 8, 4 and 3 bits" is `compress(model, batches, "10MB", bits=(8, 4, 3))`; "bits alone" is the same
-with no part that becomes smaller (`parts=()`), and has no row for a size that three bits of all weights exceed. "8
-bits", "4 bits" and "3 bits" put every weight and every embedding on one grid (GPTQ, embeddings rounded;
-`bits_alone.py`); "half of the layers, N bits" does so after `compress(model, batches, 0.5)`. ONNX Runtime and NNCF
-quantise the original, and run it in their own engine (`bits_of_peers.py`); those that take no data have one row.
-Megabytes (10^6 bytes) are those of all weights in a checkpoint, or in the file that a peer writes. Scores, flips and
-neighbours are those of `real_encoder.py`. The times of peers are for 1 x 16 and 32 x 64 random tokens on one thread, in
-turns with the original in PyTorch, as a share of its time; they and the seconds are the processor's. Rows are kept as
-they come, in WORK/bytes.jsonl.
+is trained, on its grids: 300 steps of 32 of 10,000 other such sentences, without labels. "compress, 8, 4 and 3 bits" is
+`compress(model, batches, "10MB", bits=(8, 4, 3))`; "bits alone" is the same with no part that becomes smaller
+(`parts=()`), and has no row for a size that three bits of all weights exceed. "8 bits", "4 bits" and "3 bits" put every
+weight and every embedding on one grid (GPTQ, embeddings rounded; `bits_alone.py`); "half of the layers, N bits" does so
+after `compress(model, batches, 0.5)`. ONNX Runtime and NNCF quantise the original, and run it in their own engine
+(`bits_of_peers.py`); those that take no data have one row. Megabytes (10^6 bytes) are those of all weights in a
+checkpoint, or in the file that a peer writes. Scores, flips and neighbours are those of `real_encoder.py`. The times of
+peers are for 1 x 16 and 32 x 64 random tokens on one thread, in turns with the original in PyTorch, as a share of its
+time; they and the seconds are the processor's. Rows are kept as they come, in WORK/bytes.jsonl.
 """
 
 import argparse
@@ -80,8 +79,9 @@ def distilled(draw: Draw, size: float, **options: object) -> tuple[nn.Module, di
     """Solve a plan for a size, and distil the model on its grids."""
     model, more = solved(draw, size, **options)
     batches, started = draw.encoder.draw("mixed", UNLABELLED, draw.number), time.process_time()
-    distill(model, draw.encoder.load(), batches, STEPS, learning_rate=RATE, seed=draw.number)
-    return model, {"seconds": more["seconds"] + time.process_time() - started}
+    report = distill(model, draw.encoder.load(), batches, STEPS, learning_rate=RATE, seed=draw.number)
+    errors = [each.total(1.0) for each in (report.before, report.after)]
+    return model, {"seconds": more["seconds"] + time.process_time() - started, "held out": errors}
 
 
 def uniform(draw: Draw, size: float, *, bits: int, budget: float | None = None) -> tuple[nn.Module, dict]:

@@ -45,8 +45,8 @@ class MeasuredPart:
         near = sorted((error, squares / error) for size, squares in self.moved.items() if (error := self.errors[size]))
         if not near:
             return dict.fromkeys(self.errors, 0.0)
-        squares, factors = zip(*near, strict=True)
-        return {size: float(error * np.interp(error, squares, factors)) for size, error in self.errors.items()}
+        tried, factors = zip(*near, strict=True)
+        return {size: float(error * np.interp(error, tried, factors)) for size, error in self.errors.items()}
 
     def to_dict(self) -> dict:
         return {"errors": list(self.errors.items()), "moved": list(self.moved.items()), "left": self.left}

@@ -62,7 +62,7 @@ def trained_parameters(layers: OpenLayers, more: Mapping[str, nn.Parameter] | No
     for name, parameter in found.items():
         if id(parameter) in few and parameter.dtype != torch.float32:
             raise ArgumentError(
-                f"{name} has few bits, and is in {parameter.dtype}, which moves it off its grid: load the model in "
+                f"{name} has few bits, which are kept in float32 alone, and is in {parameter.dtype}: load the model in "
                 "float32"
             )
     return found

@@ -147,7 +147,7 @@ class OnnxWeight:
             is_transposed: whether it reads the weight as [n, D].
 
         Returns:
-            Whether it can; if not, it is left as it is.
+            True if it can; if not, it is left as it is.
         """
         import onnx_ir
 
@@ -306,9 +306,7 @@ def openvino_weight(found: Found) -> Any:
     codes, (outputs, inputs) = packed_codes(found.grid), found.grid.codes.shape
     kind = openvino.Type.i8 if found.grid.bits == 8 else openvino.Type.i4
     stored = openvino.Tensor(kind, openvino.Shape([*codes.shape[:2], BLOCK]))
-    signed = codes ^ (
-        0x80 if found.grid.bits == 8 else 0x88
-    )  # a code that counts from the smallest, in two's complement
+    signed = codes ^ (0x80 if found.grid.bits == 8 else 0x88)  # codes count from the smallest: into two's complement
     stored.data.reshape(-1).view(np.uint8)[:] = signed.reshape(-1)
     scales = opset13.constant(found.grid.scales.numpy()[..., None])
     weight = opset13.multiply(opset13.convert(opset13.constant(stored), "f16"), scales)
