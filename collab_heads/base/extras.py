@@ -27,7 +27,7 @@ EXTRAS = {
     },
     "plots": {"matplotlib": "matplotlib"},
     "yaml": {"pyyaml": "yaml"},
-    "onnx": {"onnx": "onnx", "onnxscript": "onnxscript", "onnxruntime": "onnxruntime"},
+    "onnx": {"onnx": "onnx", "onnx-ir": "onnx_ir", "onnxscript": "onnxscript", "onnxruntime": "onnxruntime"},
     "openvino": {"openvino": "openvino"},
     "openvino-int8": {"nncf": "nncf"},
     "ctranslate2": {"ctranslate2": "ctranslate2"},

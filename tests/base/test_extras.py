@@ -1,5 +1,6 @@
 """What is not installed is said before the work, with lines that install it."""
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -21,6 +22,22 @@ def test_the_extras_are_those_of_the_distribution():
     for extra, packages in EXTRAS.items():
         ours = {re.match(r"[\w-]+", line)[0] for line in declared[extra] if not line.startswith("collab-heads")}
         assert packages.keys() == ours - {"transformers"}  # of which an extra may need a later version
+
+
+def test_what_is_imported_is_declared():
+    """A package that only another one brings is not there for the type checker, nor when that one drops it."""
+    tomllib = pytest.importorskip("tomllib", reason="comes with Python 3.11")
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    known = {re.match(r"[\w-]+", line)[0].replace("-", "_") for line in declared}
+    known |= {module.split(".")[0] for packages in EXTRAS.values() for module in packages.values()}
+    known |= {"collab_heads", "bitsandbytes", "pyarrow", *sys.stdlib_module_names}  # the models' own; that of datasets
+    files = [*ROOT.glob("collab_heads/**/*.py"), *ROOT.glob("adapters/*.py"), *ROOT.glob("run_*.py")]
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module]
+            assert {name.split(".")[0] for name in names} <= known, f"{file}, line {node.lineno}"
 
 
 @pytest.mark.parametrize("extra", sorted(EXTRAS.keys() - {"openvino-int8"}))  # whose tests are skipped without it
