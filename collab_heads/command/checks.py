@@ -67,8 +67,9 @@ def compress(args: Namespace) -> None:
         raise ArgumentError("--budget and --max_error exclude each other: give one")
     if isinstance(args.budget, float) and args.budget > 1:
         raise ArgumentError(f"budget {args.budget} must be a share of what the layers have now: above 0, at most 1")
-    if others := [each for each in args.bits or () if each not in BITS]:
-        raise ArgumentError(f"--bits {others[0]}: weights may have {', '.join(map(str, BITS))}")
+    for name in ("bits", "table_bits"):
+        if others := [each for each in getattr(args, name) or () if each not in BITS]:
+            raise ArgumentError(f"--{name} {others[0]}: weights may have {', '.join(map(str, BITS))}")
     if args.plan and args.validation:
         raise ArgumentError("--validation measures the smaller model, and --plan makes none: leave one of them out")
     if args.plan and (args.budget, args.max_error) != (None, None):

@@ -166,6 +166,7 @@ COMMANDS = {
                 count,
                 of=COMPRESS,
             ),
+            flag("--table_bits BITS", "the same of embeddings alone (default: --bits)", count, of=COMPRESS),
             flag(
                 "--kind KIND",
                 "per_head: every head has its own, narrower query and key; shared: all heads use one, which is "
@@ -279,7 +280,7 @@ COMMANDS = {
             MODEL,
             output("the exported model"),
             flag("--to TARGET", f"one of {', '.join(EXPORT_TARGETS)}", of=("serving.export", "export")),
-            flag("--int8", "store weights of matrix products in eight bits (not for transformers)"),
+            flag("--int8", "weights in eight bits, and products of integers (not for transformers)"),
             LOADING,
         ),
     ),

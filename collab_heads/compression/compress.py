@@ -55,6 +55,7 @@ def compress(
     refine_steps: int = REFINE_STEPS,
     seed: int = 0,
     bits: int | Iterable[int] | None = None,
+    table_bits: int | Iterable[int] | None = None,
     measurements: str | Path | None = None,
     plan: CompressionPlan | None = None,
     validation: Iterable[Mapping] | None = None,
@@ -108,8 +109,10 @@ def compress(
         refine_steps: Adam steps that fit each narrower query/key projection to the original output of its site.
         seed: seed of the order of the inputs in the refinement.
         bits: the bits that weights may have, embeddings included: some of 8, 4 and 3; None for floating-point numbers
-            alone. Weights are put on grids (blocks of 32 along the input, a half-precision scale each) by GPTQ, and
+            alone. Weights are put on grids (a half-precision scale for 32 inputs; with 8 bits for a row) by GPTQ, and
             stay in float32 in use; `save_pretrained` packs them. Weights that are trained further leave their grids.
+        table_bits: the same of embeddings, and of linear layers outside of the sites; None: `bits`. With `bits=8`,
+            `export(…, int8=True)` multiplies in integers, which is fastest, and tables may still have fewer.
         measurements: a file that keeps what is measured of each site, as JSON, as soon as it is known. A plan that was
             killed goes on from there, and a later call with the same model, batches and options takes all of it, also
             for another budget, `of` or `shape`. Fits are kept beside it until `compress` is done, in the folder
@@ -141,7 +144,7 @@ def compress(
         budget = 0.5
     if budget is not None and isinstance(check_budget(budget), str) and of == "parameters" and given is None:
         of = "bytes"
-    options = PlanOptions(of, sites, parts, kind, shape, multiple_of, refine_steps, seed, bits)
+    options = PlanOptions(of, sites, parts, kind, shape, multiple_of, refine_steps, seed, bits, table_bits)
     if given is not None:
         if own := options.changed() + ["measurements"] * (measurements is not None):
             raise ArgumentError(f"{', '.join(own)}: a plan has its own; give what is to count to plan()")

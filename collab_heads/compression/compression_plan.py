@@ -179,7 +179,7 @@ class CompressionPlan:
         if not least <= size <= most:
             raise ArgumentError(
                 f"budget {budget!r}: the weights of the model take {most / 1e6:.6f} MB, and {least / 1e6:.6f} MB at "
-                f"the least in the shape {self.shape!r}" + ("" if self.options.bits else "; fewer with bits=(8, 4)")
+                f"the least in the shape {self.shape!r}" + ("" if self.options.has_bits else "; fewer with bits=(8, 4)")
             )
         return (size - self.rest) / self.whole
 
@@ -345,7 +345,7 @@ class CompressionPlan:
                 choices = self.choose(budget)
                 rows.append([f"{budget:.2f}", f"{self.predicted(choices):.4f}", *spread(self.sites, choices)])
         header = ["budget", "predicted error", *(part.heading for part in PARTS.values())]
-        header += ["bits"] if self.options.bits else []
+        header += ["bits"] if self.options.has_bits else []
         last = f"budgets are shares of {self.whole:,.6g} {UNITS[self.of]}; the smallest is {self.least:.3f}"
         return text_table(header, rows, last)
 

@@ -158,6 +158,7 @@ def kept_measurements(
         "refine_steps": options.refine_steps,
         "seed": options.seed,
         "bits": list(options.grid_bits),
+        "table_bits": list(options.grid_table_bits),
     }
     with alone_in(path):
         yield MeasuredSites.read(Path(path), run, shapes)

@@ -144,8 +144,8 @@ def measure_model(
     may_narrow = FITS[kind].capability in adapter.capabilities
     stock = [site for site in attention if may_narrow and not site.is_swapped]
     shapes = {site.path: shape_of(site, kind, parts, options.multiple_of, options.grid_bits) for site in sites}
-    tables = layers.tables if options.bits and options.sites is None else []
-    shapes |= {table.path: TableShape(TableGeometry.of(table), options.grid_bits) for table in tables}
+    tables = layers.tables if options.grid_table_bits and options.sites is None else []
+    shapes |= {table.path: TableShape(TableGeometry.of(table), options.grid_table_bits) for table in tables}
     to_fit, held = hold_out(batches)
     with kept_measurements(file if errors else None, layers, batches, options, shapes) as measured:
         missing = [site for site in sites if errors and site.path not in measured.sites]

@@ -40,6 +40,7 @@ class PlanOptions:
     refine_steps: int = REFINE_STEPS
     seed: int = 0
     bits: int | Iterable[int] | None = None
+    table_bits: int | Iterable[int] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.sites, Iterable) and not isinstance(self.sites, str):  # others are refused with the names
@@ -48,15 +49,18 @@ class PlanOptions:
         check_choice("measure", self.of, MEASURES)
         for name in self.parts:
             check_choice("part", name, PARTS)
-        if not (self.parts or self.bits):
+        object.__setattr__(self, "bits", checked_bits("bits", self.bits))
+        table_bits = self.bits if self.table_bits is None else checked_bits("table_bits", self.table_bits)
+        object.__setattr__(self, "table_bits", table_bits)
+        if not (self.parts or self.has_bits):
             raise ArgumentError(f"parts is empty: name some of {', '.join(PARTS)}, or give bits")
         check_kind(self.kind)
         check_count("multiple_of", self.multiple_of, 1, MAX_SIZE)
-        object.__setattr__(self, "bits", checked_bits(self.bits))
-        if self.bits and self.of == "parameters":
+        if self.has_bits and self.of == "parameters":
             object.__setattr__(self, "of", "bytes")
-        if self.bits and self.of != "bytes":
-            raise ArgumentError(f"bits={self.bits}, of={self.of!r}: few bits save bytes alone: use of='bytes'")
+        if self.has_bits and self.of != "bytes":
+            given = f"bits={self.bits}" if self.bits else f"table_bits={self.table_bits}"
+            raise ArgumentError(f"{given}, of={self.of!r}: few bits save bytes alone: use of='bytes'")
         if self.shape is not None:
             check_choice("shape", self.shape, MODEL_SHAPES)
         _ = self.fit
@@ -70,8 +74,18 @@ class PlanOptions:
 
     @property
     def grid_bits(self) -> tuple[int, ...]:
-        """The bits that weights may have on a grid, most first."""
+        """The bits that weights of layers may have on a grid, most first."""
         return cast(tuple[int, ...], self.bits)
+
+    @property
+    def grid_table_bits(self) -> tuple[int, ...]:
+        """The same of tables."""
+        return cast(tuple[int, ...], self.table_bits)
+
+    @property
+    def has_bits(self) -> bool:
+        """Whether any weight may have few bits."""
+        return bool(self.bits or self.table_bits)
 
     @property
     def fit(self) -> FitOptions:
@@ -88,13 +102,17 @@ class PlanOptions:
         return [field.name for field in fields(self) if getattr(self, field.name) != getattr(default, field.name)]
 
 
-def checked_bits(bits: int | Iterable[int] | None) -> tuple[int, ...]:
+def checked_bits(name: str, bits: int | Iterable[int] | None) -> tuple[int, ...]:
     """Return the bits that weights may have on a grid, most first; none for None.
+
+    Args:
+        name: of the option.
+        bits: its value.
 
     Raises:
         ArgumentError: on bits that no grid has.
     """
     listed = [] if bits is None else [*bits] if isinstance(bits, Iterable) else [bits]
     if not all(isinstance(each, int) and each in BITS for each in listed):
-        raise ArgumentError(f"bits={bits!r}: give some of {', '.join(map(str, BITS))}, or None")
+        raise ArgumentError(f"{name}={bits!r}: give some of {', '.join(map(str, BITS))}, or None")
     return tuple(sorted(set(listed), reverse=True))

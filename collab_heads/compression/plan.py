@@ -55,6 +55,7 @@ def plan(
     refine_steps: int = REFINE_STEPS,
     seed: int = 0,
     bits: int | Iterable[int] | None = None,
+    table_bits: int | Iterable[int] | None = None,
     measurements: str | Path | None = None,
 ) -> CompressionPlan:
     """Predict the error of the model's output at every budget; the model is not changed.
@@ -103,6 +104,7 @@ def plan(
         seed: seed of the order of the inputs in the refinement.
         bits: the bits that weights may have: some of 8, 4 and 3, beside floating-point numbers. Sites and tables of
             embeddings get them where this costs least; budgets are of bytes then. None for floating-point numbers.
+        table_bits: the same of embeddings, and of linear layers outside of the sites; None: `bits`.
         measurements: a file that keeps what is measured of each site, as JSON, as soon as it is known. A plan that was
             killed goes on from there, and a later call with the same model, batches and options takes all of it, also
             for another budget, `of` or `shape`.
@@ -119,7 +121,7 @@ def plan(
         OutputError: if the file of measurements is of another run, in use, or cannot be written.
         DataError: if it is damaged.
     """
-    options = PlanOptions(of, sites, parts, kind, shape, multiple_of, refine_steps, seed, bits)
+    options = PlanOptions(of, sites, parts, kind, shape, multiple_of, refine_steps, seed, bits, table_bits)
     with opened(model, changes=True, of="layers") as layers:
         return planned(layers, batches, options, measurements)
 
@@ -158,10 +160,10 @@ def check_dtypes(layers: OpenLayers, options: PlanOptions) -> None:
     """Raise ModelStateError if the weights' dtypes have no room for codes times scales, or their bytes differ."""
     dtypes = {parameter.dtype for parameter in layers.model.parameters()}
     named = ", ".join(sorted(map(str, dtypes)))
-    if options.grid_bits and dtypes != {torch.float32}:
+    if options.has_bits and dtypes != {torch.float32}:
         raise ModelStateError(
-            f"bits={options.grid_bits}: the model has weights in {named}, and only float32 holds codes times scales: "
-            "load it with dtype=torch.float32"
+            f"bits={options.grid_bits or options.grid_table_bits}: the model has weights in {named}, and only float32 "
+            "holds codes times scales: load it with dtype=torch.float32"
         )
     if options.of == "bytes" and len(dtypes) > 1:
         raise ModelStateError(

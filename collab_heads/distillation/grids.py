@@ -56,7 +56,7 @@ class TrainedGrid:
         given, grid, whole = self.stored(gradient), self.on_grid(), codes_of(self.bits)
         is_within = (self.codes >= whole[0] - 0.5) & (self.codes <= whole[-1] + 0.5)
         self.codes.grad = given * over_blocks(grid.scales, given.shape[1]) * is_within
-        self.scales.grad = in_blocks(given * grid.codes).sum(-1)
+        self.scales.grad = in_blocks(given * grid.codes, self.bits).sum(-1)
 
 
 def trained_grids(model: PreTrainedModel, trained: Mapping[str, nn.Parameter]) -> dict[str, TrainedGrid]:

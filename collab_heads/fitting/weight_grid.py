@@ -11,7 +11,7 @@ from torch import Tensor
 from collab_heads.base.numerics import cholesky_, float64
 from collab_heads.base.option_values import BITS
 from collab_heads.errors import ArgumentError, NonFiniteError
-from collab_heads.layers.weight_grid import BLOCK, GridWeights, in_blocks, nearest_codes
+from collab_heads.layers.weight_grid import BLOCK, OF_ROWS, GridWeights, in_blocks, nearest_codes
 
 SHARES = tuple(1.15 - 0.05 * step for step in range(12))  # of the scale that gives the largest weight the code -2^(b-1)
 RIDGE = 0.01  # of the mean diagonal of second moments
@@ -29,7 +29,7 @@ def nearest_on_grid(weight: Tensor, bits: int) -> GridWeights:
         NonFiniteError: if a weight is NaN or inf, or too large for scales in half precision.
     """
     check_grid(weight, bits)
-    blocks = in_blocks(weight)  # [D, K, 32]
+    blocks = in_blocks(weight, bits)  # [D, K, inputs of a block]
     scales = best_scales(blocks, bits)
     codes = nearest_codes(blocks, scales[..., None], bits).flatten(1)[:, : weight.shape[1]]
     return GridWeights(codes.to(torch.int8), scales, bits)
@@ -58,9 +58,13 @@ def gptq(weight: Tensor, second: Tensor, bits: int) -> GridWeights:
         raise NonFiniteError("second: the moments of the inputs contain NaN or inf")
     left, factor = float64(weight).clone(), inverse_factor(second)
     codes, scales = [], []
+    if bits == OF_ROWS:
+        scales = [best_scales(in_blocks(left, bits), bits)]
     for start in range(0, n, BLOCK):
         block, rows = left[:, start : start + BLOCK], factor[start : start + BLOCK]
-        found = best_scales(in_blocks(block), bits)  # [D, 1]
+        if bits != OF_ROWS:
+            scales.append(best_scales(in_blocks(block, bits), bits))
+        found = scales[-1]  # [D, 1]
         errors = torch.zeros_like(block)
         for place in range(block.shape[1]):
             column, own = block[:, place, None], rows[place, start:]
@@ -69,7 +73,6 @@ def gptq(weight: Tensor, second: Tensor, bits: int) -> GridWeights:
             block[:, place + 1 :] -= errors[:, place, None] * own[place + 1 : block.shape[1]]
             codes.append(code.to(torch.int8))
         left[:, start + BLOCK :] -= errors @ rows[:, start + BLOCK :]
-        scales.append(found)
     like = weight.device
     return GridWeights(torch.cat(codes, dim=1).to(like), torch.cat(scales, dim=1).to(like), bits)
 
@@ -83,7 +86,7 @@ def check_grid(weight: Tensor, bits: int) -> None:
 
 
 def best_scales(blocks: Tensor, bits: int) -> Tensor:
-    """Return the scale of every block that leaves the least squared error among a few: [D, K, 32] -> [D, K], float16.
+    """Return the scale of every block that leaves the least squared error among a few: [D, K, n] -> [D, K], float16.
 
     The largest weight of a block gets the code -2^(b-1), or one next to it.
     """

@@ -1,8 +1,9 @@
-"""A grid for weights: blocks of 32 along the input, one half-precision scale a block, codes of few bits.
+"""A grid for weights: blocks along the input, one half-precision scale a block, codes of few bits.
 
-The grid is symmetric: a weight is its code times the scale of its block, codes of b bits run from -2^(b-1) to
-2^(b-1) - 1, and scales may be negative. ONNX Runtime (`MatMulNBits`), OpenVINO (compressed constants) and GGUF (Q4_0,
-Q5_0, Q8_0) hold such weights as they are. A weight takes b + 1/2 bits. `fitting.weight_grid` puts weights there.
+A block has 32 inputs. With eight bits it is a whole row, since engines multiply in integers only where all inputs of an
+output share a scale. The grid is symmetric: a weight is its code times the scale of its block, codes of b bits run from
+-2^(b-1) to 2^(b-1) - 1, and scales may be negative. ONNX Runtime and OpenVINO hold such weights as they are, and so
+does GGUF (Q4_0, Q8_0). A weight takes b + 1/2 bits, and 8 bits in a row. `fitting.weight_grid` puts weights there.
 
 A module whose weight lies on a grid holds it in float32, where products of codes and scales are exact, and the bits in
 an attribute. Codes and scales are found again from the weight itself.
@@ -21,6 +22,7 @@ from collab_heads.base.option_values import BITS
 from collab_heads.layers.layout import is_quantised, weight_of
 
 BLOCK = 32
+OF_ROWS = 8  # bits with one scale a row
 WEIGHT_BITS = "collab_weight_bits"  # attribute of a module: the bits of its weight on the grid
 BYTE = 8
 PACKED = 1 << 20  # weights that are packed at once, about
@@ -33,7 +35,7 @@ class GridWeights:
 
     Attributes:
         codes: [D, n], int8.
-        scales: [D, ceil(n / 32)], float16.
+        scales: [D, K], float16; see `num_blocks`.
         bits: the bits of a code.
     """
 
@@ -51,16 +53,16 @@ class GridWeights:
         return self.codes * over_blocks(self.scales, self.codes.shape[1])
 
     def packed(self) -> Tensor:
-        """Return the codes in as few bytes as they need: [D, K * 4 * bits], uint8.
+        """Return the codes in as few bytes as they need: [D, ceil(n / 32) * 4 * bits], uint8.
 
         A code counts from the smallest one. Eight codes of a row make `bits` bytes, the first code in the lowest bits
-        of the first byte. Rows are filled up to whole blocks.
+        of the first byte. Rows are filled up to multiples of 32 codes.
         """
         at_once = rows_at_once(self.codes.shape[1])
         return torch.cat([self.packed_rows(rows) for rows in self.codes.split(at_once)])
 
     def packed_rows(self, codes: Tensor) -> Tensor:
-        stored = (in_blocks(codes).flatten(1).to(torch.int16) + (1 << (self.bits - 1))).to(torch.uint8)
+        stored = (filled(codes).to(torch.int16) + (1 << (self.bits - 1))).to(torch.uint8)
         groups = stored.unflatten(1, (-1, BYTE))[..., None]  # [rows, groups, 8 codes, 1]
         streams = groups >> torch.arange(self.bits, dtype=torch.uint8, device=codes.device) & 1
         return as_numbers(streams.flatten(-2).unflatten(-1, (self.bits, BYTE))).flatten(1)
@@ -77,9 +79,9 @@ class GridWeights:
         Raises:
             ValueError: if the shapes do not fit each other.
         """
-        blocks = math.ceil(inputs / BLOCK)
-        bits = packed.shape[-1] * BYTE // (blocks * BLOCK)
-        shapes = (len(scales), blocks * BLOCK * bits // BYTE), (len(packed), blocks)
+        whole = math.ceil(inputs / BLOCK) * BLOCK
+        bits = packed.shape[-1] * BYTE // whole
+        shapes = (len(scales), whole * bits // BYTE), (len(packed), num_blocks(inputs, bits))
         if bits not in BITS or (packed.shape, scales.shape) != shapes:
             raise ValueError(
                 f"codes {list(packed.shape)} and scales {list(scales.shape)} are not those of weights with {inputs} "
@@ -100,7 +102,7 @@ class GridWeights:
             return None
         if not torch.isfinite(weight).all() or (len(weight) > SEEN and cls.of(weight[:SEEN], bits) is None):
             return None
-        blocks = in_blocks(weight.detach()).flatten(0, 1)  # [D * K, 32]
+        blocks = in_blocks(weight.detach(), bits).flatten(0, 1)  # [D * K, inputs of a block]
         extreme = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
         scales, codes = torch.zeros_like(extreme, dtype=torch.float16), torch.zeros_like(blocks, dtype=torch.int8)
         left = extreme.flatten().nonzero().flatten()
@@ -130,7 +132,7 @@ def as_numbers(streams: Tensor) -> Tensor:
 
 
 def codes_in(packed: Tensor, bits: int) -> Tensor:
-    """Return the codes of packed rows [D, K * 4 * bits]: [D, K * 32], int8."""
+    """Return the codes of packed rows [D, bytes]: [D, ceil(n / 32) * 32], int8."""
     streams = packed.unflatten(1, (-1, bits))[..., None] >> torch.arange(BYTE, dtype=torch.uint8, device=packed.device)
     stored = as_numbers((streams & 1).flatten(-2).unflatten(-1, (BYTE, bits))).flatten(1)
     return (stored.to(torch.int16) - (1 << (bits - 1))).to(torch.int8)
@@ -149,12 +151,23 @@ def nearest_codes(weight: Tensor, scales: Tensor, bits: int) -> Tensor:
 
 def over_blocks(scales: Tensor, inputs: int) -> Tensor:
     """Repeat the scale of a block for each of its inputs: [D, K] -> [D, n], float32."""
-    return scales.float().repeat_interleave(BLOCK, dim=1)[:, :inputs]
+    size = BLOCK if scales.shape[1] > 1 else inputs
+    return scales.float().repeat_interleave(size, dim=1)[:, :inputs]
 
 
-def in_blocks(weight: Tensor) -> Tensor:
-    """Cut [D, n] into [D, K, 32], with zeros after the last input."""
-    return nn.functional.pad(weight, (0, -weight.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+def in_blocks(weight: Tensor, bits: int) -> Tensor:
+    """Cut [D, n] into [D, K, 32], with zeros after the last input; with eight bits into [D, 1, n]."""
+    return weight[:, None] if bits == OF_ROWS else filled(weight).unflatten(1, (-1, BLOCK))
+
+
+def filled(matrix: Tensor) -> Tensor:
+    """Fill rows up with zeros: [D, n] -> [D, a multiple of 32]."""
+    return nn.functional.pad(matrix, (0, -matrix.shape[1] % BLOCK))
+
+
+def num_blocks(inputs: int, bits: int) -> int:
+    """Return the number of blocks of a row."""
+    return 1 if bits == OF_ROWS else math.ceil(inputs / BLOCK)
 
 
 def shape_of(matrix: Tensor) -> tuple[int, int]:
@@ -166,7 +179,8 @@ def grid_bytes(outputs: int, inputs: int, bits: int) -> int:
     """Return the bytes of weights [D, n]: packed codes and scales, or floating-point numbers of 16 bits and more."""
     if bits not in BITS:
         return outputs * inputs * bits // BYTE
-    return outputs * math.ceil(inputs / BLOCK) * (BLOCK * bits // BYTE + torch.float16.itemsize)
+    codes = math.ceil(inputs / BLOCK) * BLOCK * bits // BYTE
+    return outputs * (codes + num_blocks(inputs, bits) * torch.float16.itemsize)
 
 
 def bits_of(module: nn.Module) -> int | None:

@@ -159,7 +159,9 @@ def export(
             is filled with zeros, and listed), or "transformers" (a checkpoint that loads without this package, and that
             other tools read; what its config cannot say is refused).
         tokenizer: the tokenizer or processor, saved beside the model; CTranslate2's vocabulary is made from it.
-        int8: store weights in eight bits (all targets but "transformers"; "openvino" needs nncf).
+        int8: multiply in eight bits (all targets but "transformers"): weights get eight bits, but those that lie on
+            grids of fewer keep them, and the engine rounds what they multiply, too. CTranslate2 rounds all weights
+            itself.
         batches: input dicts as the model takes them, to compare with; None: random ones. Inputs that they do not name
             are not inputs of a graph, but for the mask of a text.
 

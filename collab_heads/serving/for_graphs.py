@@ -15,23 +15,34 @@ import torch
 from transformers import PreTrainedModel
 
 from collab_heads.base.extras import check_extra
-from collab_heads.errors import CollabHeadsError, UnsupportedModelError
+from collab_heads.errors import ArgumentError, CollabHeadsError, UnsupportedModelError
 from collab_heads.layers.attention import CACHE
 from collab_heads.serving.comparison import compare, naming_outputs
 from collab_heads.serving.example_inputs import whole_cache
 from collab_heads.serving.exported_folder import CACHES, DECODER, ENCODER, SINGLE
-from collab_heads.serving.grids_in_graphs import Grids, has_operators, pack_onnx, pack_openvino
+from collab_heads.serving.grids_in_graphs import Grids, pack_openvino
+from collab_heads.serving.grids_in_onnx import pack_onnx
 from collab_heads.serving.served_model import CrossAttentionEncoder, check_exporters, load_exported
 from collab_heads.serving.target import Target, first_line, quiet, why
 from collab_heads.sites.record import forget
 
 PAGE = 4096  # bytes, at whose multiples weights begin, so that an engine can map them into memory
 LEAST = 4096  # bytes of a weight that is shared: less than that is filled up to a page
-IN_EIGHT = "int8=True stores all weights in the engine's eight bits; without it, those on grids keep their bits"
 
 
 class Graph(Target):
     """A graph that transformers' own exporters make: any size in every layer, a cache where the model generates."""
+
+    has_int8 = True
+
+    def check(self, model, int8):
+        super().check(model, int8)
+        dtypes = {parameter.dtype for parameter in model.parameters()}
+        if int8 and dtypes != {torch.float32}:
+            raise ArgumentError(
+                f"int8=True: the model has weights in {', '.join(sorted(map(str, dtypes)))}; load it with "
+                "dtype=torch.float32"
+            )
 
     def check_installed(self, int8):
         super().check_installed(int8)
@@ -41,7 +52,7 @@ class Graph(Target):
     def exporter(self) -> Any:
         """Return transformers' exporter."""
 
-    def options(self, int8: bool) -> Any:
+    def options(self) -> Any:
         """Return its options."""
 
     def pack(self, program: Any, grids: Grids) -> None:
@@ -56,7 +67,7 @@ class Graph(Target):
 
         caches: list[tuple[int, int, int]] = []
         with quiet(), naming_outputs(model), torch.no_grad():
-            exporter, options = self.exporter(), self.options(int8)
+            exporter, options = self.exporter(), self.options()
             try:
                 if not model.can_generate():
                     components = exporter.export(model, dict(example), options).components
@@ -73,16 +84,14 @@ class Graph(Target):
             generation = copy.deepcopy(model.generation_config) if model.can_generate() else None
             if generation is not None:  # the graph decodes with a cache, whatever the config says
                 generation.use_cache = config.get_text_config().use_cache = True
-            grids = Grids(model)
-            if grids.bits and not int8:
+            grids = Grids(model, in_integers=int8)
+            if grids.bits or int8:
                 for component in components.values():
                     self.pack(component.program, grids)
             ExportedModel(components, exporter.export_format, config, generation).save_pretrained(folder)
             self.finish(folder, components)
         if caches:
             (folder / CACHES).write_text(json.dumps({"layers": caches}), encoding="utf-8")
-        if int8:
-            return (IN_EIGHT,) if grids.bits else ()
         return tuple(grids.notes())
 
     def load(self, model, folder):
@@ -132,25 +141,20 @@ class InEngine:
 class Onnx(Graph):
     """ONNX Runtime."""
 
-    name, has_int8 = "onnx", True
+    name = "onnx"
 
     def exporter(self):
         from transformers.exporters.exporter_onnx import OnnxExporter
 
         return OnnxExporter()
 
-    def options(self, int8):
+    def options(self):
         from transformers.exporters.configs import OnnxConfig
-        from transformers.exporters.quantizers import OnnxRuntimeDynamicConfig, OnnxRuntimeQuantizer
 
-        quantizer = OnnxRuntimeQuantizer(OnnxRuntimeDynamicConfig()) if int8 else None
-        return OnnxConfig(dynamic=True, quantizer=quantizer)
+        return OnnxConfig(dynamic=True)
 
     def pack(self, program, grids):
-        if has_operators():
-            pack_onnx(program, grids)
-        else:
-            grids.in_float.update(grids.bits)
+        pack_onnx(program, grids)
 
     def finish(self, folder, graphs):
         if DECODER in graphs:
@@ -160,27 +164,17 @@ class Onnx(Graph):
 class OpenVino(Graph):
     """OpenVINO."""
 
-    name, has_int8 = "openvino", True
-
-    def check_installed(self, int8):
-        super().check_installed(int8)
-        if int8:
-            check_extra("openvino-int8", "weights of eight bits in OpenVINO")
+    name = "openvino"
 
     def exporter(self):
         from transformers.exporters.exporter_openvino import OpenVINOExporter
 
         return OpenVINOExporter()
 
-    def options(self, int8):
+    def options(self):
         from transformers.exporters.configs import OpenVINOConfig
 
-        quantizer = None
-        if int8:
-            from transformers.exporters.quantizers import NNCFOpenVINOQuantizer, NNCFWeightCompressionConfig
-
-            quantizer = NNCFOpenVINOQuantizer(NNCFWeightCompressionConfig())  # of weights alone: needs no examples
-        return OpenVINOConfig(dynamic=True, stateful=False, quantizer=quantizer)
+        return OpenVINOConfig(dynamic=True, stateful=False)
 
     def pack(self, program, grids):
         pack_openvino(program, grids)

@@ -40,7 +40,7 @@ def test_what_is_imported_is_declared():
             assert {name.split(".")[0] for name in names} <= known, f"{file}, line {node.lineno}"
 
 
-@pytest.mark.parametrize("extra", sorted(EXTRAS.keys() - {"openvino-int8"}))  # whose tests are skipped without it
+@pytest.mark.parametrize("extra", sorted(EXTRAS))
 def test_what_is_installed_is_not_missing(extra):
     assert missing(extra) == []
     check_extra(extra, "tests")

@@ -68,6 +68,7 @@ def test_a_size_is_spent_on_bits_too(bert, texts, tmp_path):
     ("flags", "said"),
     [
         (("--bits", 5), "--bits 5: weights may have 3, 4, 8"),
+        (("--bits", 8, "--table_bits", 2), "--table_bits 2: weights may have 3, 4, 8"),
         (("--bits", 8, "--of", "cache"), "few bits save bytes alone"),
     ],
 )

@@ -15,7 +15,6 @@ from collab_heads.errors import ArgumentError
     [
         (("--to", "onnx"), "onnxruntime", MissingPackageError, "exports to onnx need onnxruntime: pip install"),
         (("--to", "openvino"), "openvino", MissingPackageError, "exports to openvino need openvino: pip install"),
-        (("--to", "openvino", "--int8"), "nncf", MissingPackageError, "in OpenVINO need nncf: pip install"),
         (("--to", "ctranslate2"), "ctranslate2", MissingPackageError, "need ctranslate2: pip install"),
         (("--to", "transformers", "--int8"), "none", ArgumentError, "transformers takes no weights of eight bits"),
     ],

@@ -55,6 +55,25 @@ def test_the_bytes_of_every_family_are_those_of_the_plan(family, monkeypatch):
     assert {site.bits_after for site in report.sites} & {8, 4, 3} and "bits" in str(report)
 
 
+def test_tables_may_have_other_bits_than_layers():
+    model = built("bert")
+    report = compress(model, batches_of(FAMILIES["bert"]), 0.15, bits=8, table_bits=(4, 3), refine_steps=0)
+    found = {site.path: site.bits_after for site in report.sites}
+    tables = {path for path in found if "embedding" in path or "pooler" in path or "classifier" in path}
+    of_tables, of_layers = {found[path] for path in tables}, {found[path] for path in found.keys() - tables}
+    assert of_tables & {4, 3} and of_tables <= {32, 4, 3} and 8 in of_layers and of_layers <= {32, 8}
+    alone = compress(built("bert"), batches_of(FAMILIES["bert"]), 0.8, table_bits=8, refine_steps=0)
+    assert alone.of == "bytes" and {site.bits_after for site in alone.sites} == {32, 8}
+    assert {site.path for site in alone.sites if site.bits_after == 8} <= tables
+
+
+def test_plans_keep_the_bits_of_tables(tmp_path):
+    made = plan(built("bert"), batches_of(FAMILIES["bert"]), bits=8, table_bits=3, refine_steps=0)
+    made.save(tmp_path / "plan.json")
+    assert CompressionPlan.load(tmp_path / "plan.json").options == made.options
+    assert made.options.table_bits == (3,) and made.options.bits == (8,)
+
+
 @pytest.mark.parametrize("kind", ["shared", "per_head"])
 def test_swapped_sites_too(kind, monkeypatch):
     model = built("bert")
@@ -288,6 +307,8 @@ def test_predictions_come_near_what_is_measured():
     [
         ({"bits": 5}, "bits=5: give some of 3, 4, 8"),
         ({"bits": (8, 2)}, "give some of 3, 4, 8"),
+        ({"bits": 8, "table_bits": 5}, "table_bits=5: give some of 3, 4, 8"),
+        ({"table_bits": 4, "of": "operations"}, r"table_bits=\(4,\), .* few bits save bytes alone"),
         ({"bits": 8, "of": "operations"}, "few bits save bytes alone"),
         ({"budget": "10 sheep"}, "must be a size such as '10MB'"),
         ({"budget": "0MB"}, "must be a size such as '10MB'"),

@@ -78,7 +78,8 @@ def straight_through(codes, scales, bits):
     is_within = (codes >= least - 0.5) & (codes <= most + 0.5)
     straight = codes + (codes.round() - codes).detach()
     rounded = torch.where(is_within, straight, codes.detach().round()).clamp(least, most)
-    return rounded * scales.repeat_interleave(BLOCK, dim=1)[:, : codes.shape[1]]
+    size = BLOCK if scales.shape[1] > 1 else codes.shape[1]  # inputs of a scale
+    return rounded * scales.repeat_interleave(size, dim=1)[:, : codes.shape[1]]
 
 
 @pytest.mark.parametrize("bits", [8, 4, 3])

@@ -8,7 +8,7 @@ import torch
 from collab_heads.base.option_values import BITS
 from collab_heads.errors import ArgumentError, NonFiniteError
 from collab_heads.fitting.weight_grid import RIDGE, SHARES, gptq, nearest_on_grid
-from collab_heads.layers.weight_grid import BLOCK
+from collab_heads.layers.weight_grid import BLOCK, num_blocks
 
 ROUNDING = 1e-8  # float64; differences seen: 2e-13
 
@@ -35,17 +35,18 @@ def lost(weight, found, second):
 def test_codes_fit_their_bits_and_scales_their_blocks(bits, inputs):
     for found in (nearest_on_grid(weights(inputs=inputs), bits), gptq(weights(inputs=inputs), moments(inputs), bits)):
         assert found.codes.shape == (6, inputs) and found.codes.dtype == torch.int8
-        assert found.scales.shape == (6, -(-inputs // BLOCK)) and found.scales.dtype == torch.float16
+        assert found.scales.shape == (6, num_blocks(inputs, bits)) and found.scales.dtype == torch.float16
         assert -(2 ** (bits - 1)) <= int(found.codes.min()) and int(found.codes.max()) < 2 ** (bits - 1)
-        assert found.num_bytes == 6 * -(-inputs // BLOCK) * (4 * bits + 2)
+        assert found.num_bytes == 6 * (-(-inputs // BLOCK) * 4 * bits + 2 * num_blocks(inputs, bits))
 
 
 @pytest.mark.parametrize("bits", BITS)
 def test_each_block_gets_the_best_of_the_scales(bits):
     weight = weights()
     found = nearest_on_grid(weight, bits).weight().double()
-    for row, block in itertools.product(range(len(weight)), range(-(-weight.shape[1] // BLOCK))):
-        own = slice(block * BLOCK, (block + 1) * BLOCK)
+    size = weight.shape[1] if bits == 8 else BLOCK  # whose inputs share a scale
+    for row, block in itertools.product(range(len(weight)), range(-(-weight.shape[1] // size))):
+        own = slice(block * size, (block + 1) * size)
         wanted, errors = weight[row, own], []
         extreme = max(wanted.tolist(), key=abs)
         for share in SHARES:
@@ -70,7 +71,8 @@ def test_gptq_makes_up_for_each_input_by_least_squares(bits):
     weight, second = weights(inputs=40), moments(40)
     found = gptq(weight, second, bits)
     regular = second + RIDGE * second.diagonal().mean() * torch.eye(40, dtype=torch.float64)
-    ours, scales = found.weight().double(), found.scales.double().repeat_interleave(BLOCK, dim=1)[:, :40]
+    size = 40 if bits == 8 else BLOCK
+    ours, scales = found.weight().double(), found.scales.double().repeat_interleave(size, dim=1)[:, :40]
     for place in range(1, 40):
         done, rest = slice(place), slice(place, None)
         missing = (weight[:, done] - ours[:, done]) @ regular[done, rest]

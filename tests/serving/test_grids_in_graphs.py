@@ -12,12 +12,12 @@ from torch import nn
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
 
 from collab_heads import compress, export, load_exported
+from collab_heads.errors import ArgumentError
 from collab_heads.fitting.weight_grid import nearest_on_grid
-from collab_heads.layers.weight_grid import BLOCK, WEIGHT_BITS, GridWeights, on_grid
+from collab_heads.layers.weight_grid import WEIGHT_BITS, GridWeights, num_blocks, on_grid
 from collab_heads.model.site_size import num_bytes
-from collab_heads.serving.export import TARGETS
-from collab_heads.serving.for_graphs import IN_EIGHT
-from collab_heads.serving.grids_in_graphs import DOMAIN, DYNAMIC_QUANTISATION, Grids, pack_onnx, pack_openvino
+from collab_heads.serving.grids_in_graphs import DYNAMIC_QUANTISATION, Grids, pack_openvino
+from collab_heads.serving.grids_in_onnx import DOMAIN, pack_onnx
 from families import FAMILIES
 
 pytest.importorskip("transformers.exporters.runners", reason="exports of graphs need transformers 5.23")
@@ -37,7 +37,7 @@ def put_on_grid(module, bits, seed=0):
     outputs, inputs = module.weight.shape
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(-(1 << bits - 1), 1 << bits - 1, (outputs, inputs), generator=generator, dtype=torch.int8)
-    scales = torch.randn(outputs, -(-inputs // BLOCK), generator=generator).half()
+    scales = torch.randn(outputs, num_blocks(inputs, bits), generator=generator).half()
     scales[1] = 0
     module.weight.data = GridWeights(codes, scales, bits).weight()
     setattr(module, WEIGHT_BITS, bits)
@@ -116,8 +116,8 @@ def test_what_reads_a_weight_in_onnx(read, bits, width):
         assert operators == {READS[read][0]} and "in floating point" in [*grids.notes()][1]
     else:
         assert stored <= packed + 60 and ["1 of 1" in note for note in grids.notes()] == [True]
-        # ONNX Runtime takes products with eight bits slowly: it computes the weight when it loads
-        assert (OPERATORS.get(read) in operators) == (bits != 8 or read == "rows")
+        # ONNX Runtime multiplies by eight bits only in integers: it computes the weight when it loads
+        assert (OPERATORS.get(read) in operators) == (bits != 8)
 
 
 def test_a_weight_that_two_read_is_stored_once():
@@ -134,7 +134,8 @@ def test_a_weight_that_two_read_is_stored_once():
         imports = [onnx.helper.make_opsetid("", 18)]
         program = ir.from_proto(onnx.helper.make_model(graph, opset_imports=imports, ir_version=10))
         pack_onnx(program, Grids(nn.Sequential(module)))
-        assert [tuple(each.shape) for each in program.graph.initializers.values()].count((ROWS, 2, 4 * bits)) == 1
+        shape = (ROWS, 2, 16) if bits == 4 else (ROWS, 64)
+        assert [tuple(each.shape) for each in program.graph.initializers.values()].count(shape) == 1
         given = {"ids": IDS[0], "x": states(64, 3)}
         found = ort.InferenceSession(ir.to_proto(program).SerializeToString()).run(None, given)
         assert_close(found[0], weight[IDS[0]])
@@ -259,17 +260,121 @@ def test_a_large_tied_table_is_stored_once(to, tmp_path):
     assert weights.stat().st_size <= 1.01 * num_bytes(model) + 2000
 
 
-@pytest.mark.slow
+def rounded_states(states):
+    """States as ONNX Runtime rounds them: to 255 steps of the range that they have, which includes 0."""
+    least, most = min(states.min(), 0), max(states.max(), 0)
+    step = np.float32((most - least) / 255)
+    zero = np.round(-least / step)
+    return (np.clip(np.round(states / step) + zero, 0, 255) - zero) * step
+
+
+def in_turns(weight):
+    """Weights of either sign in turns: processors without VNNI add the products of two inputs in 16 bits."""
+    return weight.abs() * (1 - 2 * (torch.arange(weight.shape[1]) % 2))
+
+
+def signs_in_turns(width):
+    """Weights of eight bits, in turns."""
+    module = linear(width, 8)
+    grid = next(on_grid(nn.Sequential(module)))[2]
+    codes = in_turns(grid.codes.clamp(-127).int()).to(torch.int8)
+    module.weight.data = GridWeights(codes, grid.scales, 8).weight()
+    return module
+
+
+PRODUCTS = ("product", "product with a bias", "product with the transpose", "product with what is transposed there")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("read", PRODUCTS)
+@pytest.mark.parametrize("is_on_grid", [True, False])
+def test_products_of_integers_in_onnx(is_on_grid, read, width):
+    """The weights are those of the grid; only states are rounded, and weights that lie on none."""
+    module = signs_in_turns(width)
+    if not is_on_grid:
+        module.weight.data = in_turns(torch.randn(ROWS, width, generator=torch.Generator().manual_seed(2)))
+        del module.collab_weight_bits
+    program, given = onnx_graph(read, module.weight.detach().numpy())
+    grids = Grids(nn.Sequential(module), in_integers=True)
+    pack_onnx(program, grids)
+    weight = (module.weight.detach() if is_on_grid else nearest_on_grid(module.weight.detach(), 8).weight()).numpy()
+    assert_close(run_onnx(program, given), rounded_states(given) @ weight.T + BIAS * ("b" in READS[read][2]))
+    packed, rounded = "1 of 1 weights on grids are packed: 1 of 8 bits", "1 weights are rounded to 8 bits"
+    assert [*grids.notes()] == [packed if is_on_grid else rounded]
+    assert "MatMulIntegerToFloat" in {node.op_type for node in program.graph}
+
+
+def test_a_bias_that_is_added_to_a_product_of_integers_joins_it():
+    module = signs_in_turns(64)
+    names, kinds = ("x", "y", "z"), [onnx.TensorProto.FLOAT] * 3
+    x, y, z = map(onnx.helper.make_tensor_value_info, names, kinds, [["a", 64], None, None])
+    for outputs, is_joined in (([y], True), ([y, z], False)):  # where the product itself is an output, it stays
+        nodes = [onnx.helper.make_node("MatMul", ["x", "T"], ["z"]), onnx.helper.make_node("Add", ["b", "z"], ["y"])]
+        tensors = {"T": module.weight.detach().numpy().T.copy(), "b": BIAS}
+        stored = [onnx.numpy_helper.from_array(each, name) for name, each in tensors.items()]
+        graph = onnx.helper.make_graph(nodes, "linear", [x], outputs, stored)
+        imports = [onnx.helper.make_opsetid("", 18)]
+        program = ir.from_proto(onnx.helper.make_model(graph, opset_imports=imports, ir_version=10))
+        pack_onnx(program, Grids(nn.Sequential(module), in_integers=True))
+        assert ("Add" in {node.op_type for node in program.graph}) != is_joined
+        given = states(64, 5)
+        expected = rounded_states(given) @ tensors["T"] + BIAS
+        assert_close(run_onnx(program, given), expected)
+
+
+def test_rows_in_integers_and_what_stays():
+    """Tables are rounded by rows; what is narrow, or read otherwise, stays as it is."""
+    weight = torch.randn(ROWS, 64, generator=torch.Generator().manual_seed(2))
+    for read, stays in (("rows", False), ("half of the product", True)):
+        program, given = onnx_graph(read, weight.numpy())
+        expected, grids = run_onnx(program, given), Grids(nn.Sequential(), in_integers=True)
+        pack_onnx(program, grids)
+        found = run_onnx(program, given)
+        assert [*grids.notes()] == [] if stays else ["1 weights are rounded to 8 bits"]
+        assert_close(found, expected if stays else nearest_on_grid(weight, 8).weight().numpy()[given])
+    narrow, given = onnx_graph("product", weight[:, :20].numpy().copy())
+    pack_onnx(narrow, Grids(nn.Sequential(), in_integers=True))
+    assert {node.op_type for node in narrow.graph} == {"MatMul"}
+
+
+def test_integers_in_openvino():
+    """Weights are those of the grid; whether states are rounded, the engine decides for the processor."""
+    weight = torch.randn(ROWS, 64, generator=torch.Generator().manual_seed(2))
+    for read in OPENVINO:
+        program, given = openvino_graph(read, weight.numpy())
+        grids = Grids(nn.Sequential(), in_integers=True)
+        pack_openvino(program, grids)
+        assert [*grids.notes()] == ["1 weights are rounded to 8 bits"]
+        assert not program.has_rt_info(["runtime_options", DYNAMIC_QUANTISATION])
+        way = weight.mT if read == "along the outputs" else weight  # outputs by inputs
+        on_grid = nearest_on_grid(way, 8).weight()
+        on_grid = (on_grid.mT if read == "along the outputs" else on_grid).numpy()
+        expected, _ = openvino_graph(read, np.ascontiguousarray(on_grid))
+        as_it_is = {DYNAMIC_QUANTISATION: 0}
+        assert_close(run_openvino(program, given, **as_it_is), run_openvino(expected, given, **as_it_is))
+
+
 @pytest.mark.parametrize("to", ENGINES)
-def test_eight_bits_of_an_engine_come_before_grids(to, tmp_path):
-    pytest.importorskip("nncf", reason="weights of eight bits in OpenVINO need nncf")
-    model = large_enough(4)
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_model_in_integers(bits, to, tmp_path):
+    """Weights on grids keep their bits, the others get eight."""
+    model = large_enough(bits)
+    module = model.encoder.layer[0].intermediate.dense
+    del module.collab_weight_bits
     report = export(model, tmp_path / "served", to, int8=True)
-    assert report.notes == (IN_EIGHT,)
-    for module in model.modules():
-        vars(module).pop(WEIGHT_BITS, None)
-    again = export(model, tmp_path / "again", to, int8=True)
-    assert again.megabytes == pytest.approx(report.megabytes, rel=1e-3) and not again.notes
+    assert report.notes[0] == "1 weights are rounded to 8 bits" and "packed: " in report.notes[1]
+    assert report.difference < 0.1
+    files = {path.suffix: path.stat().st_size for path in (tmp_path / "served").iterdir()}
+    weights = files[".data"] if to == "onnx" else files[".bin"]
+    assert weights <= 1.01 * (num_bytes(model) - 3 * module.weight.numel()) + 5000
+
+
+def test_half_precision_is_refused_in_integers(tmp_path):
+    model = FAMILIES["bert"].build().eval().to(torch.bfloat16)
+    for to in ENGINES:
+        with pytest.raises(ArgumentError, match=r"int8=True: the model has weights in torch\.bfloat16; load it with "):
+            export(model, tmp_path / "served", to, int8=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_states_stay_in_floating_point_wherever_the_graph_loads(tmp_path):
@@ -289,7 +394,7 @@ def test_an_older_onnx_runtime_gets_floating_point_numbers(version, domains, mon
     program, _ = onnx_graph("product", module.weight.detach().numpy())
     grids = Grids(nn.Sequential(module))
     monkeypatch.setattr(ort, "__version__", version)
-    TARGETS["onnx"].pack(program, grids)
+    pack_onnx(program, grids)
     assert {node.domain for node in program.graph if node.op_type.startswith("MatMul")} == domains
     if domains == {""}:
         assert [*grids.notes()] == [
