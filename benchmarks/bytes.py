@@ -9,29 +9,32 @@ is trained, on its grids: 300 steps of 32 of 10,000 other such sentences, withou
 `compress(model, batches, "10MB", bits=(8, 4, 3))`; "bits alone" is the same with no part that becomes smaller
 (`parts=()`), and has no row for a size that three bits of all weights exceed. "8 bits", "4 bits" and "3 bits" put every
 weight and every embedding on one grid (GPTQ, embeddings rounded; `bits_alone.py`); "half of the layers, N bits" does so
-after `compress(model, batches, 0.5)`. ONNX Runtime and NNCF quantise the original, and run it in their own engine
+after `compress(model, batches, 0.5)`. "export, int8" is `export(model, folder, int8=True)` of the original to ONNX
+Runtime or OpenVINO; "layers in 8 bits" does so after `compress(model, batches, "10MB", bits=8, table_bits=(8, 4, 3))`,
+whose layers all run in integers. ONNX Runtime and NNCF quantise the original, and run it in their own engine
 (`bits_of_peers.py`); those that take no data have one row. Megabytes (10^6 bytes) are those of all weights in a
 checkpoint, or in the file that a peer writes. Scores, flips and neighbours are those of `real_encoder.py`. The times of
-peers are for 1 x 16 and 32 x 64 random tokens on one thread, in turns with the original in PyTorch, as a share of its
-time; they and the seconds are the processor's. Rows are kept as they come, in WORK/bytes.jsonl.
+what runs in an engine are for 1 x 16 and 32 x 64 random tokens on one thread, in turns with the original in PyTorch, as
+a share of its time; they and the seconds are the processor's. Rows are kept as they come, in WORK/bytes.jsonl.
 """
 
 import argparse
 import functools
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from bits_alone import on_grid
-from bits_of_peers import PEERS, WITH_DATA, WITH_SIZE
+from bits_of_peers import GRAPHS, PEERS, WITH_DATA, WITH_SIZE, written
 from calibration import SCORES
 from real_encoder import CALIBRATION, STEPS, UNLABELLED, Encoder, Judged
 from torch import nn
 from transformers.utils import logging
 
-from collab_heads import distill, plan
+from collab_heads import distill, export, load_exported, plan
 from collab_heads.errors import ArgumentError
 from collab_heads.model.site_size import num_bytes
 from common import RowStore, compressed_copy, interleaved, minilm
@@ -97,6 +100,21 @@ def uniform(draw: Draw, size: float, *, bits: int, budget: float | None = None) 
     return model, {"seconds": before + time.process_time() - started, "MB": taken / 1e6}
 
 
+def served(draw: Draw, size: float, *, engine: str, **options: object) -> tuple[nn.Module, dict]:
+    """Export the original, or what a plan makes of it, in integers, and load it in its engine."""
+    model, more = solved(draw, size, **options) if options else (draw.encoder.load(), {"seconds": 0.0})
+    started = time.process_time()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "served"
+        example = {name: tensor[:4] for name, tensor in draw.encoder.task.batches[0].items()}
+        export(model, folder, engine, int8=True, batches=[example])
+        graph = folder / GRAPHS[engine]
+        taken = written(graph) if engine == "onnx" else graph.with_suffix(".bin").stat().st_size / 1e6
+        more |= {"MB": taken, "parameters": model.num_parameters()}
+        more["seconds"] += time.process_time() - started
+        return load_exported(folder, threads=1, check=False), more
+
+
 METHODS: dict[str, Callable[[Draw, float], tuple[nn.Module, dict]]] = {
     "compress, 8, 4 and 3 bits": functools.partial(solved, bits=BITS),
     "compress, 8, 4 and 3 bits, distilled": functools.partial(distilled, bits=BITS),
@@ -106,9 +124,15 @@ METHODS: dict[str, Callable[[Draw, float], tuple[nn.Module, dict]]] = {
     "3 bits": functools.partial(uniform, bits=3),
 }
 METHODS |= {f"half of the layers, {bits} bits": functools.partial(uniform, bits=bits, budget=0.5) for bits in (8, 4, 3)}
+METHODS |= {
+    "export, int8": functools.partial(served, engine="onnx"),
+    "export, int8, OpenVINO": functools.partial(served, engine="openvino"),
+    "layers in 8 bits, int8": functools.partial(served, engine="onnx", bits=8, table_bits=BITS),
+}
 METHODS |= PEERS
-SIZED = (*(name for name in METHODS if "and 3" in name), *WITH_SIZE)
-WITHOUT_DRAW = tuple(name for name in PEERS if name not in WITH_DATA)  # have one row, of draw 0
+SIZED = (*(name for name in METHODS if "and 3" in name), "layers in 8 bits, int8", *WITH_SIZE)
+SERVED = (*(name for name in METHODS if "int8" in name), *PEERS)
+WITHOUT_DRAW = (*(name for name in PEERS if name not in WITH_DATA), "export, int8", "export, int8, OpenVINO")  # one row
 
 
 @torch.no_grad()
@@ -163,10 +187,10 @@ def measure(arguments: argparse.Namespace, store: RowStore) -> None:
                 except ArgumentError as error:  # it cannot be so small
                     print(method, size, error, flush=True)
                     continue
-                row = {"model": name, "method": method, "size": size, "draw": place, "MB": num_bytes(model) / 1e6}
+                row = {"model": name, "method": method, "size": size, "draw": place}
                 judged = encoder.judged(model)
-                if method not in PEERS:
-                    more["parameters"] = model.num_parameters()
+                if method not in SERVED:
+                    row |= {"MB": num_bytes(model) / 1e6, "parameters": model.num_parameters()}
                 else:
                     more |= time_shares(model, encoder.load(), list(encoder.task.batches[0]))
                 store.add(row | more | judged.scores | judged.compared(original))

@@ -277,7 +277,7 @@ def test_int8_in_openvino(name, tmp_path):
     model = changed(name, "compressed")
     whole, small = (export(model, tmp_path / str(int8), "openvino", int8=int8) for int8 in (False, True))
     sizes = [sum(file.stat().st_size for file in (tmp_path / str(int8)).glob("*.bin")) for int8 in (False, True)]
-    assert sizes[1] < 0.5 * sizes[0] and whole.difference <= ENGINE_NOISE < small.difference < 0.2
+    assert sizes[1] < 0.6 * sizes[0] and whole.difference <= ENGINE_NOISE < small.difference < 0.2
 
 
 @pytest.mark.parametrize("to", GRAPHS)
