@@ -217,6 +217,7 @@ def report_of(
         predicted_error=made.predicted(choices),
         measured_error=chosen.error,
         validation_error=chosen.elsewhere,
+        nearby_errors=made.nearby(choices),
         costs=costs(made, measured, choices),
         model_parameters_before=parameters,
         model_parameters_after=parameters,

@@ -244,6 +244,19 @@ class CompressionPlan:
         """
         return math.sqrt(math.fsum(self.option(path, choice).error for path, choice in choices.items()))
 
+    def nearby(self, choices: Choices) -> tuple[float | None, float | None]:
+        """Return the predicted errors with a tenth less and a tenth more of the cost of some choices.
+
+        Args:
+            choices: path -> choice.
+
+        Returns:
+            Both; None where no plan costs so little, and where that is more than the sites cost now.
+        """
+        budgets = (0.9 * self.share(choices), 1.1 * self.share(choices))
+        less, more = (self.predicted(self.cheapest(each)) if self.least <= each <= 1 else None for each in budgets)
+        return less, more
+
     def measure(self, budgets: Iterable[float | str]) -> list[tuple[float, float]]:
         """Measure the error of the output at some budgets: install the choices of each budget, and remove them again.
 

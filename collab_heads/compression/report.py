@@ -82,6 +82,8 @@ class CompressReport(Report):
             mean square of the change, relative to their standard deviation; for distributions, the root of twice the
             mean Kullback-Leibler divergence.
         validation_error: the same on the examples of `validation`; None without them.
+        nearby_errors: the predicted errors with a tenth less and a tenth more of what the sites cost now; None where
+            that cannot be.
         costs: measure -> the cost of the sites that could change. "time" is not taken from the plan: changed sites
             are timed again, in turns with the original ones.
         model_parameters_before, model_parameters_after: parameters of the whole model, embeddings included.
@@ -98,6 +100,7 @@ class CompressReport(Report):
     predicted_error: float
     measured_error: float
     validation_error: float | None
+    nearby_errors: tuple[float | None, float | None]
     costs: dict[Measure, Cost]
     model_parameters_before: int
     model_parameters_after: int
@@ -121,11 +124,14 @@ class CompressReport(Report):
         error = f"error of the output: predicted {self.predicted_error:.4f}, measured {self.measured_error:.4f}"
         if self.validation_error is not None:
             error += f", on the examples of validation {self.validation_error:.4f}"
+        errors = zip(("less", "more"), self.nearby_errors, strict=True)
+        nearby = [f"{error:.4f} with a tenth {which}" for which, error in errors if error is not None]
+        margin = [f"predicted error by {UNITS[self.of]}: {', '.join(nearby)}"] if nearby else []
         alike: dict[tuple[SitePart, ...], list[CompressedSite]] = {}
         for site in self.sites:
             alike.setdefault(tuple(site.sizes), []).append(site)
         tables = [table_of(columns_of(sites), sites) for sites in alike.values()]
-        return [first, *costs, error, *tables, *self.remarks()]
+        return [first, *costs, error, *margin, *tables, *self.remarks()]
 
     def remarks(self) -> list[str]:
         notes = []

@@ -11,9 +11,9 @@ from torch import Tensor
 from collab_heads.base.numerics import cholesky_, float64
 from collab_heads.base.option_values import BITS
 from collab_heads.errors import ArgumentError, NonFiniteError
-from collab_heads.layers.weight_grid import BLOCK, OF_ROWS, GridWeights, in_blocks, nearest_codes
+from collab_heads.layers.weight_grid import BLOCK, OF_ROWS, GridWeights, codes_of, in_blocks, nearest_codes
 
-SHARES = tuple(1.15 - 0.05 * step for step in range(12))  # of the scale that gives the largest weight the code -2^(b-1)
+SHARES = tuple(1.15 - 0.05 * step for step in range(12))  # of the scale that gives the largest weight the first code
 RIDGE = 0.01  # of the mean diagonal of second moments
 
 
@@ -88,12 +88,15 @@ def check_grid(weight: Tensor, bits: int) -> None:
 def best_scales(blocks: Tensor, bits: int) -> Tensor:
     """Return the scale of every block that leaves the least squared error among a few: [D, K, n] -> [D, K], float16.
 
-    The largest weight of a block gets the code -2^(b-1), or one next to it.
+    The largest weight of a block gets the first code, or one next to it; with eight bits the first or the last one, and
+    scales are positive.
     """
     extreme = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
+    if bits == OF_ROWS:
+        extreme = -extreme.abs()
     best, least = torch.zeros_like(extreme, dtype=torch.float16), torch.full_like(extreme, math.inf)
-    for share in SHARES:
-        scales = (extreme * (-share / 2 ** (bits - 1))).half()
+    for share in SHARES if bits != OF_ROWS else [each for each in SHARES if each <= 1]:
+        scales = (extreme * (share / codes_of(bits)[0])).half()
         error = (nearest_codes(blocks, scales, bits) * scales - blocks).square().sum(-1, keepdim=True)
         best, least = torch.where(error < least, scales, best), torch.minimum(error, least)
     return best.squeeze(-1)

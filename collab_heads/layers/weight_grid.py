@@ -1,9 +1,10 @@
 """A grid for weights: blocks along the input, one half-precision scale a block, codes of few bits.
 
-A block has 32 inputs. With eight bits it is a whole row, since engines multiply in integers only where all inputs of an
-output share a scale. The grid is symmetric: a weight is its code times the scale of its block, codes of b bits run from
--2^(b-1) to 2^(b-1) - 1, and scales may be negative. ONNX Runtime and OpenVINO hold such weights as they are, and so
-does GGUF (Q4_0, Q8_0). A weight takes b + 1/2 bits, and 8 bits in a row. `fitting.weight_grid` puts weights there.
+The grid is symmetric: a weight is its code times the scale of its block. A block has 32 inputs, codes of b bits run
+from -2^(b-1) to 2^(b-1) - 1, and scales may be negative. With eight bits a block is a whole row, since engines multiply
+in integers only where all inputs of an output share a scale, and codes run from -127 to 127. ONNX Runtime and OpenVINO
+hold such weights as they are, and so does GGUF (Q4_0, Q8_0); CTranslate2 finds the codes of eight bits again. A weight
+takes b + 1/2 bits, and 8 bits in a row. `fitting.weight_grid` puts weights there.
 
 A module whose weight lies on a grid holds it in float32, where products of codes and scales are exact, and the bits in
 an attribute. Codes and scales are found again from the weight itself.
@@ -140,7 +141,7 @@ def codes_in(packed: Tensor, bits: int) -> Tensor:
 
 def codes_of(bits: int) -> range:
     """Return the codes of so many bits."""
-    return range(-(1 << (bits - 1)), 1 << (bits - 1))
+    return range((bits == OF_ROWS) - (1 << (bits - 1)), 1 << (bits - 1))
 
 
 def nearest_codes(weight: Tensor, scales: Tensor, bits: int) -> Tensor:

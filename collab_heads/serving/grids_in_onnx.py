@@ -201,7 +201,8 @@ def way_of(node: Any, index: int) -> bool | None:
     """
     if turns(node):
         ways = {way_of(reader, number) for reader, number in node.outputs[0].uses()}
-        return {True: False, False: True}.get(*ways) if len(ways) == 1 else None
+        way = ways.pop() if len(ways) == 1 else None
+        return None if way is None else not way
     if looks_up(node, index):
         return False
     found = [way for way in (True, False) if index == 1 and is_product(node, way)]

@@ -117,3 +117,19 @@ def test_what_is_no_plan_is_refused(stored, change):
 def test_sites_that_are_not_names_are_refused(sites):
     with refused(BERT.build(), ArgumentError, "must be a role, a path or several of them"):
         compress(BERT.build(), batches_of(BERT), 0.5, sites=sites)
+
+
+def test_a_report_says_what_a_tenth_of_the_cost_is_worth(made):
+    choices = made.choose(0.5)
+    share = made.share(choices)
+    less, more = made.nearby(choices)
+    assert (less, more) == tuple(made.predicted(made.choose(each * share)) for each in (0.9, 1.1))
+    assert less >= made.predicted(choices) >= more and less > more
+    assert made.nearby(made.choose(1.0))[1] is None and made.nearby(made.choose(made.least * 1.01))[0] is None
+    model = BERT.build()
+    made = plan(model, batches_of(BERT), refine_steps=0)
+    report = compress(model, made, 0.5)
+    less, more = made.nearby(made.choose(0.5))
+    assert report.nearby_errors == (less, more)
+    line = f"predicted error by parameters of layers: {less:.4f} with a tenth less, {more:.4f} with a tenth more"
+    assert line in str(report)

@@ -18,7 +18,7 @@ from collab_heads.distillation.optimizer import SCALE_RATE, MasterWeights, train
 from collab_heads.distillation.processes import Processes
 from collab_heads.errors import ArgumentError
 from collab_heads.fitting.weight_grid import nearest_on_grid
-from collab_heads.layers.weight_grid import BLOCK, WEIGHT_BITS, GridWeights, on_grid
+from collab_heads.layers.weight_grid import BLOCK, WEIGHT_BITS, GridWeights, codes_of, on_grid
 from families import FAMILIES
 
 ALONE = Processes(1, 0, torch.device("cpu"), "no")
@@ -74,7 +74,7 @@ def test_the_same_is_trained_once_a_model_was_saved_and_loaded(tmp_path):
 
 def straight_through(codes, scales, bits):
     """Rounded weights as autograd is to see them: of a code inside the range, rounding has the gradient 1."""
-    least, most = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    least, most = codes_of(bits)[0], codes_of(bits)[-1]
     is_within = (codes >= least - 0.5) & (codes <= most + 0.5)
     straight = codes + (codes.round() - codes).detach()
     rounded = torch.where(is_within, straight, codes.detach().round()).clamp(least, most)

@@ -8,7 +8,7 @@ import torch
 from collab_heads.base.option_values import BITS
 from collab_heads.errors import ArgumentError, NonFiniteError
 from collab_heads.fitting.weight_grid import RIDGE, SHARES, gptq, nearest_on_grid
-from collab_heads.layers.weight_grid import BLOCK, num_blocks
+from collab_heads.layers.weight_grid import BLOCK, codes_of, num_blocks
 
 ROUNDING = 1e-8  # float64; differences seen: 2e-13
 
@@ -36,7 +36,7 @@ def test_codes_fit_their_bits_and_scales_their_blocks(bits, inputs):
     for found in (nearest_on_grid(weights(inputs=inputs), bits), gptq(weights(inputs=inputs), moments(inputs), bits)):
         assert found.codes.shape == (6, inputs) and found.codes.dtype == torch.int8
         assert found.scales.shape == (6, num_blocks(inputs, bits)) and found.scales.dtype == torch.float16
-        assert -(2 ** (bits - 1)) <= int(found.codes.min()) and int(found.codes.max()) < 2 ** (bits - 1)
+        assert codes_of(bits)[0] <= int(found.codes.min()) and int(found.codes.max()) < 2 ** (bits - 1)
         assert found.num_bytes == 6 * (-(-inputs // BLOCK) * 4 * bits + 2 * num_blocks(inputs, bits))
 
 
@@ -49,9 +49,10 @@ def test_each_block_gets_the_best_of_the_scales(bits):
         own = slice(block * size, (block + 1) * size)
         wanted, errors = weight[row, own], []
         extreme = max(wanted.tolist(), key=abs)
-        for share in SHARES:
-            scale = float(torch.tensor(-extreme * share / 2 ** (bits - 1)).half())
-            points = scale * torch.arange(-(2 ** (bits - 1)), 2 ** (bits - 1), dtype=torch.float64)
+        for share in [each for each in SHARES if bits != 8 or each <= 1]:
+            extreme = -abs(extreme) if bits == 8 else extreme
+            scale = float(torch.tensor(extreme * share / codes_of(bits)[0]).half())
+            points = scale * torch.tensor(codes_of(bits), dtype=torch.float64)
             errors.append(float((wanted[:, None] - points).abs().min(1).values.square().sum()))
         assert float((found[row, own] - wanted).square().sum()) == pytest.approx(min(errors), rel=ROUNDING)
 
@@ -77,7 +78,7 @@ def test_gptq_makes_up_for_each_input_by_least_squares(bits):
         done, rest = slice(place), slice(place, None)
         missing = (weight[:, done] - ours[:, done]) @ regular[done, rest]
         best = weight[:, rest] + torch.linalg.solve(regular[rest, rest], missing.mT).mT
-        code = (best[:, 0] / scales[:, place]).round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        code = (best[:, 0] / scales[:, place]).round().clamp(codes_of(bits)[0], codes_of(bits)[-1])
         assert torch.equal(code.to(torch.int8), found.codes[:, place])
 
 
@@ -125,3 +126,9 @@ def test_moments_that_do_not_fit_are_refused():
         gptq(weights(), moments(40), 4)
     with pytest.raises(NonFiniteError, match="NaN or inf"):
         gptq(weights(), moments(80).fill_(float("inf")), 4)
+
+
+def test_rows_of_eight_bits_reach_the_last_code():
+    """So CTranslate2, which takes the largest weight of a row for 127, finds the same codes."""
+    found = nearest_on_grid(weights(outputs=50), 8)
+    assert (found.codes.abs().amax(1) == 127).all() and (found.scales > 0).all()

@@ -56,6 +56,7 @@ import tiny
 from collab_heads import compress, export, get_adapter, prune_heads, prune_neurons, swap_to_collaborative
 from collab_heads.adapters.whisper import alignment_heads
 from collab_heads.errors import ArgumentError, ModelStateError, UnsupportedModelError
+from collab_heads.fitting.weight_grid import nearest_on_grid
 from collab_heads.serving.for_ctranslate2 import IdTokens
 
 ENGINE_NOISE = 1e-4  # float32 in another engine, of the largest output; seen: 9e-5 (mT5), elsewhere below 5e-6
@@ -309,6 +310,16 @@ def test_int8_is_smaller(tmp_path):
     model = build("marian")
     whole, small = (export(model, tmp_path / str(int8), to="ctranslate2", int8=int8) for int8 in (False, True))
     assert small.megabytes < 0.6 * whole.megabytes and small.difference < 0.05
+
+
+def test_eight_bits_on_grids_are_found_again():
+    """What CTranslate2 rounds lies on its own grid already."""
+    grid = nearest_on_grid(torch.randn(50, 96, generator=torch.Generator().manual_seed(0)), 8)
+    linear = pytest.importorskip("ctranslate2").specs.common_spec.LinearSpec()
+    linear.weight, linear.bias = grid.weight().numpy(), torch.zeros(50).numpy()
+    linear.validate()
+    linear.optimize(quantization="int8")
+    assert torch.equal(torch.tensor(linear.weight.numpy()), grid.codes)
 
 
 def test_whisper_keeps_the_heads_that_align_words_with_sound(tmp_path):

@@ -14,7 +14,7 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
 from collab_heads import compress, export, load_exported
 from collab_heads.errors import ArgumentError
 from collab_heads.fitting.weight_grid import nearest_on_grid
-from collab_heads.layers.weight_grid import WEIGHT_BITS, GridWeights, num_blocks, on_grid
+from collab_heads.layers.weight_grid import WEIGHT_BITS, GridWeights, codes_of, num_blocks, on_grid
 from collab_heads.model.site_size import num_bytes
 from collab_heads.serving.grids_in_graphs import DYNAMIC_QUANTISATION, Grids, pack_openvino
 from collab_heads.serving.grids_in_onnx import DOMAIN, pack_onnx
@@ -36,7 +36,7 @@ def put_on_grid(module, bits, seed=0):
     """Any codes, scales of either sign, and a row of zeros."""
     outputs, inputs = module.weight.shape
     generator = torch.Generator().manual_seed(seed)
-    codes = torch.randint(-(1 << bits - 1), 1 << bits - 1, (outputs, inputs), generator=generator, dtype=torch.int8)
+    codes = torch.randint(codes_of(bits)[0], 1 << bits - 1, (outputs, inputs), generator=generator, dtype=torch.int8)
     scales = torch.randn(outputs, num_blocks(inputs, bits), generator=generator).half()
     scales[1] = 0
     module.weight.data = GridWeights(codes, scales, bits).weight()
@@ -277,7 +277,7 @@ def signs_in_turns(width):
     """Weights of eight bits, in turns."""
     module = linear(width, 8)
     grid = next(on_grid(nn.Sequential(module)))[2]
-    codes = in_turns(grid.codes.clamp(-127).int()).to(torch.int8)
+    codes = in_turns(grid.codes.int()).to(torch.int8)
     module.weight.data = GridWeights(codes, grid.scales, 8).weight()
     return module
 
