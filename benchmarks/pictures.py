@@ -53,6 +53,19 @@ COMPRESSED = {  # engine -> label, colour, marker
     "onnx, int8": ("compress, 8 bits in ONNX Runtime", "#56B4E9", "s"),
 }
 SCORES = {"score": "Spearman x 100, STS-B", "elsewhere": "accuracy x 100, SST-2 (of another kind)"}
+BYTES = {  # label -> the methods of `bytes.py`, colour, marker
+    "compress, width and bits": (("compress, 8, 4 and 3 bits",), "#000000", "o"),
+    "the same, layers in 8 bits, int8": (("layers in 8 bits, int8",), "#CC79A7", "v"),
+    "our grids: 8, 4 or 3 bits": (("8 bits", "4 bits", "3 bits"), "#E69F00", "D"),
+    "export, int8": (("export, int8", "export, int8, OpenVINO"), "#D55E00", "v"),
+    "ONNX Runtime: int8, 4 bits": (
+        ("ONNX Runtime, int8", "ONNX Runtime, int8, by column", "ONNX Runtime, 4 bits"),
+        "#0072B2",
+        "s",
+    ),
+    "NNCF: 8 or 4 bits": (("NNCF, 8 bits", "NNCF, 4 bits", "NNCF, 4 bits, GPTQ"), "#009E73", "^"),
+}
+LOST, TIME = ("lost, STS-B", "lost, SST-2", "lost, retrieval"), "time, 1 x 16"
 LAYERS, STEPS = 6, 300  # of MiniLM; of distillation, of dropped layers as of compressed ones
 FORMS = ((1.0, "PyTorch"), (0.5, "PyTorch"), (0.5, "ONNX Runtime, 8 bits"), (0.25, "ONNX Runtime, 8 bits"))
 
@@ -179,7 +192,34 @@ def alternatives() -> Figure:
     return figure
 
 
-DRAWN = {each.__name__: each for each in (efficiency, overview, start, calibration, alternatives)}
+def megabytes() -> Figure:
+    """Draw what MiniLM keeps and loses by its size, and by its time in an engine, beside other quantisation."""
+    figure, panels = plt.subplots(1, 3, figsize=(11, 3.8), layout="constrained")
+    rows = [row for row in rows_of("bytes") if row["model"] == "all-MiniLM-L6-v2"]
+    for label, (methods, colour, marker) in BYTES.items():
+        points = sorted((row for row in rows if row["method"] in methods), key=lambda row: row["MB"])
+        line = "-" if label.startswith("compress") else ""
+        style = {"color": colour, "marker": marker, "ls": line, "lw": 1, "ms": 5, "label": label}
+        sizes, near = [row["MB"] for row in points], [row["neighbours"] for row in points]
+        panels[0].plot(sizes, near, **style)
+        panels[1].plot(sizes, [max(row[key] for key in LOST) for row in points], **style)
+        timed = [row for row in points if row.get(TIME) is not None]
+        panels[2].plot([row[TIME] for row in timed], [row["neighbours"] for row in timed], **style)
+    for panel in panels[:2]:
+        panel.set(xlabel="megabytes of all weights (91 in float32)", xscale="log")
+        panel.set_xticks(ticks := (7, 8, 10, 13, 16, 20, 24), map(str, ticks))
+    panels[0].set_title("nearest ten neighbours that stay, %", fontsize=10)
+    panels[1].set_title("points lost: the worst of three tasks", fontsize=10)
+    panels[2].set_title("neighbours that stay, %", fontsize=10)
+    panels[2].set_xlabel("time of 16 tokens, of PyTorch's in float32")
+    for panel in panels:
+        panel.minorticks_off()
+        panel.grid(alpha=0.3)
+    panels[1].legend(fontsize=7, loc="upper right")
+    return figure
+
+
+DRAWN = {each.__name__: each for each in (efficiency, overview, start, calibration, alternatives, megabytes)}
 
 
 def main() -> None:

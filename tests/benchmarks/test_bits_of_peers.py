@@ -106,6 +106,21 @@ def test_a_peer_quantises_all_weights_and_runs_them(peers, draw, name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ("export, int8", "export, int8, OpenVINO"))
+def test_an_export_in_integers_is_measured_as_peers_are(program, draw, name):
+    for package in ("onnxscript", "openvino", "transformers.exporters.runners"):
+        pytest.importorskip(package)
+    model, more = program("bytes").METHODS[name](draw, None)
+    scales = 2 * (2 * (5 * DIM + NEURONS) + DIM + WORDS + POSITIONS)  # the two kinds of tokens stay in float32
+    assert more["MB"] == pytest.approx((MATRICES + TABLES + 6 * DIM + scales + 4 * SMALL) / 1e6, abs=SLACK)
+    assert more["parameters"] == MATRICES + TABLES + SMALL and more["seconds"] > 0
+    with torch.no_grad():
+        found, wanted = (each(**batch()).last_hidden_state for each in (model, bert()))
+    seen = batch()["attention_mask"].bool()
+    assert 1e-4 < float((found - wanted)[seen].norm() / wanted[seen].norm()) < 0.06
+
+
+@pytest.mark.slow
 def test_four_and_eight_bits_fill_a_size(peers, draw):
     for package in ("openvino", "nncf", "transformers.exporters.runners"):
         pytest.importorskip(package)
