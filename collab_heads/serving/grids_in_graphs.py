@@ -92,7 +92,7 @@ class Grids:
     def notes(self) -> Iterator[str]:
         """Yield what a user should know of an export."""
         if self.rounded:
-            yield f"{self.rounded} weights are rounded to 8 bits"
+            yield f"weights rounded to 8 bits: {self.rounded}"
         if self.bits:
             packed = self.packed & self.bits.keys()
             counts = {bits: sum(self.bits[name] == bits for name in packed) for bits in (8, 4, 3)}

@@ -235,9 +235,10 @@ def is_product(node: Any, is_transposed: bool) -> bool:
     """Return True if a node multiplies states [..., n] by the weight as [n, D], and adds nothing but a bias."""
     if node.op_type == "MatMul":
         return is_transposed
-    value = node.attributes.get_int, node.attributes.get_float
+    value, bias = (node.attributes.get_int, node.attributes.get_float), node.inputs[2:]
     return (
         node.op_type == "Gemm"
+        and not (bias and bias[0] is not None and (bias[0].shape is None or len(bias[0].shape) != 1))
         and value[0]("transB", 0) == (not is_transposed)
         and not value[0]("transA", 0)
         and value[1]("alpha", 1.0) == value[1]("beta", 1.0) == 1.0

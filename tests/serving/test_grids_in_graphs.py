@@ -197,6 +197,7 @@ def test_openvino_keeps_whole_blocks_packed_in_memory():
 SOME = ("bert", *slow("gpt2", "llama", "marian", "t5", "albert", "qwen3", "vit", "clip", "whisper"))
 
 
+SOME_IN_INTEGERS = ("bert", "gpt2", "llama", "marian", "t5", "albert", "vit")
 FOLDED = {"clip": "vision_model.", "whisper": "encoder."}  # every input has all positions: nothing is looked up
 
 
@@ -224,6 +225,17 @@ def test_models_with_weights_on_grids(name, to, tmp_path):
         assert_same_tokens(model, served, text_batch(3, 9, left=not model.config.is_encoder_decoder))
     else:
         assert_same_outputs(model, served, text_batch(3, 17))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ENGINES)
+@pytest.mark.parametrize("name", SOME_IN_INTEGERS)
+def test_models_in_integers(name, to, tmp_path):
+    """Compressed models, some of whose weights lie on grids."""
+    report = export(small(name), tmp_path / "served", to, int8=True)
+    assert report.int8 and report.difference < 0.3
+    assert any("packed" in note for note in report.notes)
+    assert load_exported(tmp_path / "served", threads=1) is not None
 
 
 def large_enough(bits):
@@ -299,7 +311,7 @@ def test_products_of_integers_in_onnx(is_on_grid, read, width):
     pack_onnx(program, grids)
     weight = (module.weight.detach() if is_on_grid else nearest_on_grid(module.weight.detach(), 8).weight()).numpy()
     assert_close(run_onnx(program, given), rounded_states(given) @ weight.T + BIAS * ("b" in READS[read][2]))
-    packed, rounded = "1 of 1 weights on grids are packed: 1 of 8 bits", "1 weights are rounded to 8 bits"
+    packed, rounded = "1 of 1 weights on grids are packed: 1 of 8 bits", "weights rounded to 8 bits: 1"
     assert [*grids.notes()] == [packed if is_on_grid else rounded]
     assert "MatMulIntegerToFloat" in {node.op_type for node in program.graph}
 
@@ -330,7 +342,7 @@ def test_rows_in_integers_and_what_stays():
         expected, grids = run_onnx(program, given), Grids(nn.Sequential(), in_integers=True)
         pack_onnx(program, grids)
         found = run_onnx(program, given)
-        assert [*grids.notes()] == [] if stays else ["1 weights are rounded to 8 bits"]
+        assert [*grids.notes()] == [] if stays else ["weights rounded to 8 bits: 1"]
         assert_close(found, expected if stays else nearest_on_grid(weight, 8).weight().numpy()[given])
     narrow, given = onnx_graph("product", weight[:, :20].numpy().copy())
     pack_onnx(narrow, Grids(nn.Sequential(), in_integers=True))
@@ -344,7 +356,7 @@ def test_integers_in_openvino():
         program, given = openvino_graph(read, weight.numpy())
         grids = Grids(nn.Sequential(), in_integers=True)
         pack_openvino(program, grids)
-        assert [*grids.notes()] == ["1 weights are rounded to 8 bits"]
+        assert [*grids.notes()] == ["weights rounded to 8 bits: 1"]
         assert not program.has_rt_info(["runtime_options", DYNAMIC_QUANTISATION])
         way = weight.mT if read == "along the outputs" else weight  # outputs by inputs
         on_grid = nearest_on_grid(way, 8).weight()
@@ -362,7 +374,7 @@ def test_a_model_in_integers(bits, to, tmp_path):
     module = model.encoder.layer[0].intermediate.dense
     del module.collab_weight_bits
     report = export(model, tmp_path / "served", to, int8=True)
-    assert report.notes[0] == "1 weights are rounded to 8 bits" and "packed: " in report.notes[1]
+    assert report.notes[0] == "weights rounded to 8 bits: 1" and "packed: " in report.notes[1]
     assert report.difference < 0.1
     files = {path.suffix: path.stat().st_size for path in (tmp_path / "served").iterdir()}
     weights = files[".data"] if to == "onnx" else files[".bin"]
