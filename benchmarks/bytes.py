@@ -10,7 +10,7 @@ is trained, on its grids: 300 steps of 32 of 10,000 other such sentences, withou
 (`parts=()`), and has no row for a size that three bits of all weights exceed. "8 bits", "4 bits" and "3 bits" put every
 weight and every embedding on one grid (GPTQ, embeddings rounded; `bits_alone.py`); "half of the layers, N bits" does so
 after `compress(model, batches, 0.5)`. "export, int8" is `export(model, folder, int8=True)` of the original to ONNX
-Runtime or OpenVINO; "layers in 8 bits" does so after `compress(model, batches, "10MB", bits=8, table_bits=(8, 4, 3))`,
+Runtime or OpenVINO; "layers in 8 bits" does so after `compress(model, batches, "10MB", bits=8, table_bits=(8, 4))`,
 whose layers all run in integers. ONNX Runtime and NNCF quantise the original, and run it in their own engine
 (`bits_of_peers.py`); those that take no data have one row. Megabytes (10^6 bytes) are those of all weights in a
 checkpoint, or in the file that a peer writes. Scores, flips and neighbours are those of `real_encoder.py`. The times of
@@ -100,9 +100,11 @@ def uniform(draw: Draw, size: float, *, bits: int, budget: float | None = None) 
     return model, {"seconds": before + time.process_time() - started, "MB": taken / 1e6}
 
 
-def served(draw: Draw, size: float, *, engine: str, **options: object) -> tuple[nn.Module, dict]:
+def served(
+    draw: Draw, size: float, *, engine: str, make: Callable = solved, **options: object
+) -> tuple[nn.Module, dict]:
     """Export the original, or what a plan makes of it, in integers, and load it in its engine."""
-    model, more = solved(draw, size, **options) if options else (draw.encoder.load(), {"seconds": 0.0})
+    model, more = make(draw, size, **options) if options else (draw.encoder.load(), {"seconds": 0.0})
     started = time.process_time()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "served"
@@ -127,10 +129,11 @@ METHODS |= {f"half of the layers, {bits} bits": functools.partial(uniform, bits=
 METHODS |= {
     "export, int8": functools.partial(served, engine="onnx"),
     "export, int8, OpenVINO": functools.partial(served, engine="openvino"),
-    "layers in 8 bits, int8": functools.partial(served, engine="onnx", bits=8, table_bits=BITS),
+    "layers in 8 bits, int8": functools.partial(served, engine="onnx", bits=8, table_bits=(8, 4)),
 }
+METHODS["layers in 8 bits, int8, distilled"] = functools.partial(METHODS["layers in 8 bits, int8"], make=distilled)
 METHODS |= PEERS
-SIZED = (*(name for name in METHODS if "and 3" in name), "layers in 8 bits, int8", *WITH_SIZE)
+SIZED = (*(name for name in METHODS if "and 3" in name or "layers in" in name), *WITH_SIZE)
 SERVED = (*(name for name in METHODS if "int8" in name), *PEERS)
 WITHOUT_DRAW = (*(name for name in PEERS if name not in WITH_DATA), "export, int8", "export, int8, OpenVINO")  # one row
 
