@@ -1,10 +1,10 @@
-r"""Serve all-MiniLM-L6-v2 with weights on grids of few bits: floating-point, packed and int8 graphs of both engines.
+r"""Serve all-MiniLM-L6-v2 with weights on grids of few bits: floating-point, packed and integer graphs of both engines.
 
     python benchmarks/serving_grids.py [--rounds 15]
 
-"4 bits" are all weights and embeddings rounded to the grid of four bits; "10MB" is `compress(model, batches, "10MB",
-bits=(8, 4, 3))` on 256 sentences; the scores of both are not measured here. The same model is exported in floating
-point, packed, and in the engine's eight bits. Times are processor seconds of one thread, medians of rounds in turns, of
+"8 bits" and "4 bits" are all weights and embeddings rounded to the grid of so many bits; "10MB" is `compress(model, batches, "10MB",
+bits=(8, 4, 3))` on 256 sentences; scores are not measured here. The same model is exported in floating point, packed,
+and with eight bits also for products of integers (`int8=True`). Times are processor seconds of one thread, medians of rounds in turns, of
 1 x 16 and 32 x 64 random tokens, as shares of those of the floating-point graph in the same engine. "Load" is
 processor seconds and "memory" the megabytes that a process of its own grows by when the engine alone loads the graph
 and runs it once, on 1 x 16 tokens. "Difference" is the largest one of an output from that of the model in PyTorch, as a
@@ -40,13 +40,13 @@ COLUMNS = {"model": "", "weights, MB": ".2f", "engine": "", "graph": "", "MB": "
 COLUMNS |= {"memory": ".0f", "difference": ".1e"}
 
 
-def four_bits() -> PreTrainedModel:
-    """Return the model with all weights rounded to the grid of four bits."""
+def rounded(bits: int) -> PreTrainedModel:
+    """Return the model with all weights rounded to a grid."""
     model = AutoModel.from_pretrained(minilm()).eval()
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
-            module.weight.data = nearest_on_grid(module.weight.data, 4).weight()
-            setattr(module, WEIGHT_BITS, 4)
+            module.weight.data = nearest_on_grid(module.weight.data, bits).weight()
+            setattr(module, WEIGHT_BITS, bits)
     return model
 
 
@@ -127,7 +127,8 @@ def exported(name: str, model: PreTrainedModel, place: Path) -> Iterator[tuple[d
     size, without = num_bytes(model) / 1e6, copy.deepcopy(model)
     leave_grids(without)
     for engine in ENGINES:
-        for graph in ("packed", "float32", "int8", *[ROUNDED] * (engine == "openvino")):
+        more = ["int8"] if name == "8 bits" else [ROUNDED] * (engine == "openvino")
+        for graph in ("packed", "float32", *more):
             folder = place / name / engine / graph.split(",")[0]
             if graph != ROUNDED:
                 chosen = without if graph == "float32" else model
@@ -170,7 +171,7 @@ def main() -> None:
         print(json.dumps(costs_of_loading(Path(arguments.load[0]), arguments.load[1])))
         return
     place, rows, served = WORK / "serving_grids" / "exported" / str(time.time_ns()), {}, {}
-    for name, model in (("4 bits", four_bits()), ("10MB", planned("10MB"))):
+    for name, model in (("8 bits", rounded(8)), ("4 bits", rounded(4)), ("10MB", planned("10MB"))):
         for row, each in exported(name, model, place):
             key = name, row["engine"], row["graph"]
             rows[key], served[key] = row, each

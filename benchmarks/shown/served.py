@@ -93,7 +93,7 @@ def serving() -> str:
 
 @made
 def serving_grids() -> str:
-    """Models with weights on grids, in floating point, packed and in eight bits of the engine."""
+    """Models with weights on grids, in floating point, packed and in integers."""
     return shown(rows_of("serving_grids"), PACKED)
 
 
