@@ -2,13 +2,13 @@ r"""Serve all-MiniLM-L6-v2 with weights on grids of few bits: floating-point, pa
 
     python benchmarks/serving_grids.py [--rounds 15]
 
-"8 bits" and "4 bits" are all weights and embeddings rounded to the grid of so many bits; "10MB" is `compress(model, batches, "10MB",
-bits=(8, 4, 3))` on 256 sentences; scores are not measured here. The same model is exported in floating point, packed,
-and with eight bits also for products of integers (`int8=True`). Times are processor seconds of one thread, medians of rounds in turns, of
-1 x 16 and 32 x 64 random tokens, as shares of those of the floating-point graph in the same engine. "Load" is
-processor seconds and "memory" the megabytes that a process of its own grows by when the engine alone loads the graph
-and runs it once, on 1 x 16 tokens. "Difference" is the largest one of an output from that of the model in PyTorch, as a
-share of the largest output.
+"8 bits" and "4 bits" are all weights and embeddings rounded to the grid of so many bits; "10MB" is `compress(model,
+batches, "10MB", bits=(8, 4, 3))` on 256 sentences; scores are not measured here. The same model is exported in
+floating point, packed, and with eight bits also for products of integers (`int8=True`). Times are processor seconds of
+one thread, medians of rounds in turns, of 1 x 16 and 32 x 64 random tokens, as shares of those of the floating-point
+graph in the same engine. "Load" is processor seconds and "memory" the megabytes that a process of its own grows by
+when the engine alone loads the graph and runs it once, on 1 x 16 tokens. "Difference" is the largest one of an output
+from that of the model in PyTorch, as a share of the largest output.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
 A weight `X.weight` [D, n] of b bits becomes `X.weight_codes` [D, ceil(n / 32) * 4 * b], uint8, rows filled up to whole
 blocks of 32, and `X.weight_scales` [D, 2 * K], uint8, the bytes of half-precision numbers (little-endian): what is no
-floating-point number keeps its value in any dtype that a model is loaded in. K is the number of scales of a row: one for
-each 32 inputs, and a single one with 8 bits. Loading gives products of codes and scales, bit for bit, in float32; in
-another dtype they are rounded once. A weight that has left its grid is stored in full.
+floating-point number keeps its value in any dtype that a model is loaded in. K is the number of scales of a row: one
+for each 32 inputs, and a single one with 8 bits. Loading gives products of codes and scales, bit for bit, in float32;
+in another dtype they are rounded once. A weight that has left its grid is stored in full.
 
 The config has the bits by module, so that weights and config are tied (`ties`), and the marks of a changed model.
 transformers' own converters of weights do the loading.
