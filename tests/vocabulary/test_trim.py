@@ -8,6 +8,7 @@ import tempfile
 import pytest
 import torch
 from model_runs import aligned
+from safetensors.torch import load_file
 from tokenizers_made import FEW, MADE, TEXTS, fast, marian, pairs
 from transformers import (
     AutoModel,
@@ -34,6 +35,8 @@ from unchanged import assert_unchanged, snapshot
 
 from collab_heads import compress, inspect, trim_vocabulary
 from collab_heads.errors import ArgumentError, CalibrationError, ModelStateError, UnsupportedModelError
+from collab_heads.fitting.weight_grid import nearest_on_grid
+from collab_heads.layers.weight_grid import WEIGHT_BITS, on_grid
 from collab_heads.vocabulary import trim
 from collab_heads.vocabulary.token_tables import keep_rows, token_tables
 
@@ -376,3 +379,20 @@ def test_an_encoder_and_a_decoder_of_one_vocabulary_put_together(tmp_path):
     model.save_pretrained(tmp_path)
     loaded = aligned(EncoderDecoderModel.from_pretrained(tmp_path).eval())
     assert torch.equal(logits(loaded, small), found)
+
+
+@pytest.mark.parametrize("bits", [8, 3])
+def test_a_table_of_few_bits_stays_on_its_grid(bits, tmp_path):
+    tokenizer = fast("WordPiece")
+    model = bert(tokenizer)
+    table = model.get_input_embeddings()
+    table.weight.data = nearest_on_grid(table.weight.data, bits).weight()
+    setattr(table, WEIGHT_BITS, bits)
+    trimmed, _ = trim_vocabulary(model, tokenizer, FEW)
+    assert dict((name, grid.bits) for name, _, grid in on_grid(model)) == {"embeddings.word_embeddings": bits}
+    model.save_pretrained(tmp_path)
+    trimmed.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert len(stored["embeddings.word_embeddings.weight_codes"]) == len(trimmed)
+    loaded = AutoModel.from_pretrained(tmp_path)
+    assert torch.equal(loaded.get_input_embeddings().weight, model.get_input_embeddings().weight)
