@@ -1,8 +1,8 @@
 """Weights on grids stay packed in the graphs of engines: codes of few bits and half-precision scales.
 
 An exporter writes floating-point numbers, some of them transposed and under names of its own. So a weight is found by
-its content. What takes its place computes the same numbers, so outputs equal those of PyTorch to rounding. A code of
-three bits takes four there, since engines read codes of four and eight bits.
+its content. What takes its place computes the same numbers, so outputs equal those of PyTorch to rounding. Engines read
+codes of four and eight bits: a code of three bits takes four, but in the file for ONNX Runtime.
 
 "In integers" means that the weights that lie on no grid are rounded to eight bits, and that products with eight bits
 are those of integers: the engine rounds the states to eight bits, too, over the range that they have at the time.
@@ -62,7 +62,7 @@ class Grids:
             if content_of(weight) in self.by_content:
                 continue
             self.bits[name] = grid.bits
-            self.add(name, dataclasses.replace(grid, bits=max(grid.bits, 4)), weight)
+            self.add(name, grid, weight)
 
     def add(self, name: str, grid: GridWeights, weight: np.ndarray) -> None:
         """Take a weight [D, n] that graphs may hold."""
@@ -97,7 +97,7 @@ class Grids:
             packed = self.packed & self.bits.keys()
             counts = {bits: sum(self.bits[name] == bits for name in packed) for bits in (8, 4, 3)}
             each = ", ".join(f"{count} of {bits} bits" for bits, count in counts.items() if count)
-            wider = ", which take 4 there" if counts[3] else ""
+            wider = ", which the engine reads as 4" if counts[3] else ""
             yield f"{len(packed)} of {len(self.bits)} weights on grids are packed{f': {each}{wider}' * bool(each)}"
         if self.in_float:
             names = shortened(sorted(self.in_float), 3)
@@ -114,7 +114,8 @@ def content_of(numbers: np.ndarray) -> tuple:
 
 
 def packed_codes(grid: GridWeights) -> np.ndarray:
-    """Return packed codes in blocks as [D, K, bytes of a block], uint8; a code counts from the smallest one."""
+    """Return codes of four bits, or of three in four, in blocks: [D, K, 16], uint8; a code counts from the smallest."""
+    grid = dataclasses.replace(grid, bits=4)
     return grid.packed().unflatten(1, (grid.scales.shape[1], -1)).numpy()
 
 

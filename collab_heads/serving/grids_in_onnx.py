@@ -12,6 +12,8 @@ from collab_heads.layers.weight_grid import BLOCK, OF_ROWS
 from collab_heads.serving.grids_in_graphs import Found, Grids, packed_codes
 
 DOMAIN, WITH_OPERATORS = "com.microsoft", (1, 23)  # of ONNX Runtime: for weights in blocks
+# two codes of three bits, which count from -4, in six bits -> the same in eight bits, where they count from -8
+OF_PAIRS = np.array([(pair % 8 + 4) | (pair // 8 + 4) << 4 for pair in range(64)], dtype=np.uint8)
 
 
 def has_operators() -> bool:
@@ -109,7 +111,7 @@ class OnnxWeight:
             numbers = onnx_ir.node("Cast", codes.outputs, {"to": 1})
             return [codes, scales, numbers, onnx_ir.node("Mul", [*numbers.outputs, *scales.outputs])]
         axes = {"gather_axis": 0, "quantize_axis": 1}
-        inputs, attributes = [self.table, indices, self.scales], {"bits": self.grid.bits, "block_size": BLOCK, **axes}
+        inputs, attributes = [self.table, indices, self.scales], {"bits": 4, "block_size": BLOCK, **axes}
         nodes = [onnx_ir.node("GatherBlockQuantized", inputs, attributes, domain=DOMAIN)]
         return nodes if self.inputs % BLOCK == 0 else [*nodes, self.cut(nodes[0].outputs[0])]
 
@@ -117,7 +119,7 @@ class OnnxWeight:
         """Return the node that multiplies states [..., n] by the weight, and adds a bias [D], if there is one."""
         import onnx_ir
 
-        sizes = {"N": self.outputs, "K": self.inputs, "bits": self.grid.bits, "block_size": BLOCK}
+        sizes = {"N": self.outputs, "K": self.inputs, "bits": 4, "block_size": BLOCK}
         inputs = [states, self.codes, self.scales, *([None, None, bias] if bias else [])]
         return [onnx_ir.node("MatMulNBits", inputs, sizes, domain=DOMAIN)]
 
@@ -135,8 +137,34 @@ class OnnxWeight:
 
     @functools.cached_property
     def codes(self) -> Any:
-        """[D, K, bytes of a block], uint8; with eight bits [D, n], int8."""
+        """[D, K, 16], uint8, four bits each; with eight bits [D, n], int8."""
+        if self.grid.bits == 3:
+            return self.widened()
         return self.constant("codes", self.grid.codes.numpy() if self.is_of_rows else packed_codes(self.grid))
+
+    def widened(self) -> Any:
+        """Return codes of three bits as those of four: each two, of six bits together, are looked up."""
+        groups = self.constant("codes", self.grid.packed().unflatten(1, (-1, 3)).numpy())  # [D, eight codes each, 3]
+        first, second, third = (
+            self.computed("Gather", groups, self.constant(f"byte{place}", np.array([place])), axis=-1)
+            for place in range(3)
+        )
+        pairs = [
+            self.masked(first, 63),
+            self.computed("BitwiseOr", self.shifted(first, 6), self.shifted(self.masked(second, 15), 2, "LEFT")),
+            self.computed("BitwiseOr", self.shifted(second, 4), self.shifted(self.masked(third, 3), 4, "LEFT")),
+            self.shifted(third, 2),
+        ]
+        places = self.computed("Cast", self.computed("Concat", *pairs, axis=-1), to=6)  # int32
+        found = self.computed("Gather", self.constant("of_pairs", OF_PAIRS), places, axis=0)
+        return self.computed("Reshape", found, self.constant("blocks", np.array([self.outputs, -1, BLOCK // 2])))
+
+    def masked(self, numbers: Any, mask: int) -> Any:
+        return self.computed("BitwiseAnd", numbers, self.constant(f"mask{mask}", np.array(mask, dtype=np.uint8)))
+
+    def shifted(self, numbers: Any, count: int, direction: str = "RIGHT") -> Any:
+        by = self.constant(f"shift{count}", np.array(count, dtype=np.uint8))
+        return self.computed("BitShift", numbers, by, direction=direction)
 
     @functools.cached_property
     def turned(self) -> Any:

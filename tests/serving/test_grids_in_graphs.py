@@ -110,12 +110,11 @@ def test_what_reads_a_weight_in_onnx(read, bits, width):
     assert_close(run_onnx(program, given), expected)
     operators = {node.op_type for node in program.graph}
     stored = sum(each.const_value.nbytes for each in program.graph.initializers.values()) - BIAS.nbytes
-    packed = next(on_grid(nn.Sequential(module)))[2]
-    packed = GridWeights(packed.codes, packed.scales, max(bits, 4)).num_bytes
+    packed = next(on_grid(nn.Sequential(module)))[2].num_bytes
     if bits != 8 and read not in OPERATORS:  # the note says so
         assert operators == {READS[read][0]} and "in floating point" in [*grids.notes()][1]
     else:
-        assert stored <= packed + 60 and ["1 of 1" in note for note in grids.notes()] == [True]
+        assert stored <= packed + (200 if bits == 3 else 60) and ["1 of 1" in note for note in grids.notes()] == [True]
         # ONNX Runtime multiplies by eight bits only in integers: it computes the weight when it loads
         assert (OPERATORS.get(read) in operators) == (bits != 8)
 
@@ -249,13 +248,13 @@ def large_enough(bits):
     return model
 
 
-@pytest.mark.parametrize("to", ENGINES)
-def test_weights_take_as_much_as_in_a_checkpoint(to, tmp_path):
-    model = large_enough(4)
+@pytest.mark.parametrize("to, bits", [("onnx", 4), ("onnx", 3), ("openvino", 4)])
+def test_weights_take_as_much_as_in_a_checkpoint(to, bits, tmp_path):
+    model = large_enough(bits)
     report = export(model, tmp_path / "served", to)
     files = {path.suffix: path.stat().st_size for path in (tmp_path / "served").iterdir()}
     weights = files[".data"] if to == "onnx" else files[".bin"]
-    assert report.difference <= ENGINE_NOISE and weights <= 1.01 * num_bytes(model) + 2000
+    assert report.difference <= ENGINE_NOISE and weights <= 1.01 * num_bytes(model) + 5000
     assert abs(1e6 * report.megabytes - sum(files.values())) < 2000  # the manifest comes last
 
 
@@ -423,7 +422,7 @@ def test_notes_name_what_is_not_packed():
     grids = Grids(model.append(copy.deepcopy(model[2])))  # equal weights count once
     pack_onnx(program, grids)
     assert [*grids.notes()] == [
-        "1 of 2 weights on grids are packed: 1 of 3 bits, which take 4 there",
+        "1 of 2 weights on grids are packed: 1 of 3 bits, which the engine reads as 4",
         "left out or changed by the exporter: 0",
         "in floating point, as they have left their grids: 1",
     ]
