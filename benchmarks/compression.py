@@ -38,7 +38,7 @@ from translation import MODELS, calibration, load, read, translate
 
 from collab_heads import compress, distill
 from collab_heads.base.option_values import SITE_PARTS, ModelShape
-from collab_heads.demo.models import embed
+from collab_heads.running.embeddings import embed
 from common import ATTENTION, RowStore, minilm, shared
 
 FEW = 256  # sentences to calibrate on

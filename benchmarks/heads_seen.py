@@ -25,9 +25,9 @@ from translation import read
 
 from collab_heads import analyze_heads, get_adapter, plots
 from collab_heads.analysis import head_importance, leave_one_out
-from collab_heads.demo.models import embed
 from collab_heads.files.conllu import read_conllu
 from collab_heads.heads.comparison import balance
+from collab_heads.running.embeddings import embed
 from common import PICTURES, ROOT, WORK, interleaved, memory_bytes, minilm, shared, table, write
 
 MARIAN, TEST = "models/marian-multi30k-de-en", "test_2016_flickr"

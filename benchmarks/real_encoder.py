@@ -43,7 +43,7 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 from transformers.utils import logging
 
 from collab_heads import distill, plan
-from collab_heads.demo.models import embed
+from collab_heads.running.embeddings import embed
 from common import WORK, RowStore, compressed_copy, interleaved, minilm
 
 CALIBRATION, UNLABELLED, STEPS = 2048, 10_000, 300

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from stsb import Task
 
-from collab_heads.demo.models import embed
+from collab_heads.running.embeddings import embed
 from common import lines_of
 
 

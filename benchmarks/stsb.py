@@ -19,7 +19,7 @@ from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 
 from collab_heads import swap_to_collaborative
-from collab_heads.demo.models import embed
+from collab_heads.running.embeddings import embed
 from common import RESULTS, minilm, shared, table, write
 
 COLUMNS = {

@@ -21,6 +21,7 @@ from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.registry import get_adapter, register, supported_model_types
 from collab_heads.distillation.distill import distill
 from collab_heads.errors import CollabHeadsError
+from collab_heads.evaluation.evaluate import evaluate
 from collab_heads.heads.alpha import swap_to_alpha
 from collab_heads.heads.fold import fold_heads
 from collab_heads.heads.gating import swap_to_gated
@@ -50,6 +51,7 @@ __all__ = [
     "collaborative_config",
     "compress",
     "distill",
+    "evaluate",
     "export",
     "fold_heads",
     "generate_batches",

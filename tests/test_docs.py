@@ -29,6 +29,7 @@ SLOW = {
     "docs/guides/mix-and-rotate.md",
     "docs/guides/see-what-heads-do.md",
     "docs/guides/compress.md",
+    "docs/guides/evaluate.md",
     "docs/guides/train-with-trainer.md",
     "docs/guides/peft-export.md",
     "docs/guides/serve.md",

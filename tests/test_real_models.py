@@ -13,7 +13,8 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM,
 
 from collab_heads import swap_to_collaborative
 from collab_heads.demo import model_folder, sentences
-from collab_heads.demo.models import agreement, embed
+from collab_heads.demo.models import agreement
+from collab_heads.running.embeddings import embed
 
 SHARED = Path(os.environ.get("COLLAB_HEADS_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 PROMPTS, NEW_TOKENS = 200, 20

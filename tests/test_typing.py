@@ -58,6 +58,7 @@ SEEN = {
     "analyze_heads(model, batches).to_html()": "str",
     "HeadRotation.from_json('rotation.json')": "HeadRotation",
     "HeadRotation(policy='soft', metric='base').plan(model, 1)": "list[tuple[Slot, Slot]]",
+    "evaluate(model, {'a': 'folder'}, task='retrieval', data='dev.tsv')": "EvaluationReport",
     "rotate_heads(model, [(('a', 0), ('b', 1))])": "None",
 }
 # a call -> the code of the error that is to be reported
@@ -73,6 +74,7 @@ REPORTED = {
     "swap_to_gated(model, stretch=0.1)": "arg-type",
     "swap_to_collaborative(model, kind='sharedd')": "arg-type",
     "distill(model, model, batches, mixed_precision='fp16')": "arg-type",
+    "evaluate(model, model, task='similarty')": "arg-type",
     "swap_to_collaborative(model, method='parafacc')": "arg-type",
 }
 

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import itertools
 import logging
 import math
 import time
@@ -124,8 +125,8 @@ TAKING_BATCHES = (
 # What is right, and takes long, or is a function of a user's that fails by itself.
 RIGHT = {
     "huge": {"steps", "refine_steps", "num_examples", "contribution_sentences", "patience"},
-    "class": {"evaluate", "target"},
-    "module": {"evaluate", "target"},
+    "class": {"evaluate", "target", "task"},
+    "module": {"evaluate", "target", "task"},
 }
 
 
@@ -202,6 +203,11 @@ def of_words() -> PreTrainedModel:
     return BertModel(BertConfig(vocab_size=len(words()), hidden_size=32, num_hidden_layers=1, num_attention_heads=4))
 
 
+def scored(folder: Path) -> dict[str, Any]:
+    rows = [{"sentence1": text, "sentence2": other, "score": 1} for text, other in itertools.pairwise(FEW)]
+    return {"original": of_words(), "changed": of_words(), "task": "similarity", "data": rows, "tokenizer": words()}
+
+
 def exported(folder: Path) -> Path:
     """A folder for ONNX Runtime."""
     if not (folder / "served").exists():
@@ -237,6 +243,7 @@ CALLS = {
     "compare_contributions": Call(None, lambda tmp: {"models": {"a": marian()}, "batches": labelled("marian")}),
     "compress": Call(bert, lambda tmp: {"batches": eight(), "budget": 0.5, "refine_steps": 0}),
     "distill": Call(swapped, lambda tmp: {"original": bert(), "batches": eight(), "steps": 1}),
+    "evaluate": Call(None, scored),
     "export": Call(bert, lambda tmp: {"folder": tmp / "new", "to": "transformers"}),
     "fold_heads": Call(gated, lambda tmp: {}),
     "generate_batches": Call(llama, lambda tmp: {"count": 3, "length": 8}),

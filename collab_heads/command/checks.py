@@ -13,6 +13,7 @@ from collab_heads.base.option_values import (
     ALLOCATIONS,
     BITS,
     CRITERION_WORDS,
+    EVALUATION_TASKS,
     EXPORT_TARGETS,
     MEASURES,
     MODEL_SHAPES,
@@ -156,6 +157,24 @@ def export(args: Namespace) -> None:
     check_choice("--to", args.to, EXPORT_TARGETS)
     check_new_model(args)
     check_input(args)
+
+
+def evaluate(args: Namespace) -> None:
+    """Score models on a task of yours, on the same examples: the original, changed ones, and what `export` wrote.
+
+        collab-heads evaluate sentence-transformers/all-MiniLM-L6-v2 small served --task similarity --data dev.tsv
+        collab-heads evaluate classifier small --task classification --data dev.csv --column text label
+        collab-heads evaluate Helsinki-NLP/opus-mt-de-en small --task translation --data dev.de dev.en
+
+    Each score of a changed model has the 95 % interval of its difference from the original. Flips are the share of
+    answers that differ: models with the same score may answer many examples differently. similarity: Spearman's
+    correlation; classification: accuracy, F1, Matthews' correlation; translation: BLEU, chrF; perplexity; retrieval:
+    nDCG and recall of the nearest ten.
+    """
+    check_choice("--task", args.task, EVALUATION_TASKS)
+    for name in (args.original, *args.changed):
+        check_model_name(name)
+    check_files(*args.data)
 
 
 def fold(args: Namespace) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import getdoc
 
-from collab_heads.base.option_values import BITS, EXPORT_TARGETS, MEASURES, REPORT_PARTS, SITE_PARTS
+from collab_heads.base.option_values import BITS, EVALUATION_TASKS, EXPORT_TARGETS, MEASURES, REPORT_PARTS, SITE_PARTS
 from collab_heads.command import checks
 from collab_heads.training.options import heads, tasks
 from collab_heads.training.options.changes import COLLABORATIVE, DISTILLATION, FIT, SHAPES, SWAP, WIDTHS
@@ -83,6 +83,7 @@ CHANGES = (
 COMPRESS, TRIM = ("compression.compress", "compress"), ("vocabulary.trim", "trim_vocabulary")
 DISTILL = ("distillation.distill", "distill")
 ANALYZE = ("analysis.analyze", "analyze_heads")
+EVALUATE = ("evaluation.evaluate", "evaluate")
 Groups = Sequence[tuple[str | None, Sequence[Flag]]]
 
 
@@ -282,6 +283,28 @@ COMMANDS = {
             flag("--to TARGET", f"one of {', '.join(EXPORT_TARGETS)}", of=("serving.export", "export")),
             flag("--int8", "weights in eight bits, and products of integers (not for transformers)"),
             LOADING,
+        ),
+    ),
+    "evaluate": Command(
+        "score models on a task of yours: what did they lose, how many answers differ, how fast are they",
+        checks.evaluate,
+        alone(
+            flag("original ORIGINAL", "folder, or name on the Hub, of the model that the others are compared with"),
+            flag("changed CHANGED...", "the same of changed models, or folders that `collab-heads export` wrote"),
+            flag("--task TASK", f"one of {', '.join(EVALUATION_TASKS)}", required=True),
+            flag(
+                "--data FILE...",
+                f"the examples: {TABLE}; or a text file for each column, with an example a line",
+                required=True,
+            ),
+            flag(
+                "--column NAME...",
+                "the columns of the table, in the order of the task (default: sentence1 sentence2 score; sentence "
+                "label, or sentence1 sentence2 label; source target; text; query passage)",
+            ),
+            flag("--batch_size N", "texts per batch", count_from_1, of=EVALUATE),
+            flag("--max_length N", "cut texts to this many tokens (word pieces)", count_from_1, of=EVALUATE),
+            flag("--seed N", "seed of the bootstrap", of=EVALUATE),
         ),
     ),
     "fold": Command(

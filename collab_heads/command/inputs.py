@@ -1,6 +1,5 @@
 """The model and the tokenizer of a command, and its texts as batches."""
 
-import copy
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from collab_heads.base.extras import check_extra
 from collab_heads.command.checks import file_and_weight
 from collab_heads.command.texts import drawn, read_data
 from collab_heads.contract.registry import adapter_for_config, get_adapter
-from collab_heads.data.batches import Collate, check_room, chunked, longest_first, tokenize
+from collab_heads.data.batches import Collate, check_room, chunked, longest_first, tokenize, with_padding
 from collab_heads.data.parallel import Pairs
 from collab_heads.errors import ArgumentError, LoadError, UnsupportedModelError
 from collab_heads.running.generation import generate_batches
@@ -126,14 +125,6 @@ def batches_of(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTok
     collate = Collate(model, tokenizer.pad_token_id)
     groups = longest_first(list(map(len, pairs["input_ids"])), args.batch_size)
     return [collate([{name: rows[i] for name, rows in pairs.items()} for i in group]) for group in groups]
-
-
-def with_padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Return the tokenizer; if it has no padding token (GPT-2's), a copy that pads with the end token, masked out."""
-    if tokenizer.pad_token is None:
-        tokenizer = copy.deepcopy(tokenizer)
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
 
 
 def own_translations(

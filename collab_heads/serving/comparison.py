@@ -248,12 +248,17 @@ def source_of(inputs: Mapping) -> dict[str, Any]:
     return {name: value for name, value in inputs.items() if not name.startswith("decoder_")}
 
 
-def in_turns(calls: Sequence[Callable[[], object]]) -> list[float]:
-    """Return the median seconds of some calls, made in turns, with one thread of PyTorch."""
-    seconds = [[0.0] * ROUNDS for _ in calls]
+def in_turns(calls: Sequence[Callable[[], object]], rounds: int = ROUNDS) -> list[float]:
+    """Return the median seconds of some calls, made in turns, with one thread of PyTorch; the first turn is not timed.
+
+    Args:
+        calls: the functions.
+        rounds: the turns that are timed.
+    """
+    seconds = [[0.0] * rounds for _ in calls]
     with keeping_threads():
         torch.set_num_threads(1)
-        for turn in progress_bar(range(-1, ROUNDS), desc="timing"):
+        for turn in progress_bar(range(-1, rounds), desc="timing"):
             for number, call in enumerate(calls):
                 started = time.perf_counter()
                 call()

@@ -12,7 +12,7 @@ from torch import nn
 from torch.testing import assert_close
 from transformers import MPNetConfig, MPNetModel
 
-from collab_heads.demo.models import embed
+from collab_heads.running.embeddings import embed
 
 DIM, HEADS, WIDTH, NEURONS, LAYERS = 32, 4, 8, 24, 2
 HEAD, NEURON = (4 * DIM + 3) * WIDTH, 2 * DIM + 1  # parameters

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 
 import commands
 import pytest
@@ -57,6 +58,9 @@ def names(bert, marian, files, tmp_path):
     for split in ("dev", "train"):
         for file, end in zip(write_pairs(tmp_path, split, 16, 5), ("de", "en"), strict=True):
             (tmp_path / f"{split}.{end}").write_bytes((tmp_path / file).read_bytes())
+    tiny.write_csv(tmp_path / "dev.csv", [row | {"score": number % 5} for number, row in enumerate(tiny.rows(16, 3))])
+    for model, name in ((bert, "compressed"), (bert, "served"), (marian, "compressed-de-en")):
+        shutil.copytree(model, tmp_path / name)
     gated = BertModel.from_pretrained(bert)
     swap_to_gated(gated)
     gated.save_pretrained(tmp_path / "gated")

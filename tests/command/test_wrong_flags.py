@@ -15,6 +15,7 @@ NEEDED = {
     "prune": ["bert", "--output_dir", "new"],
     "trim": ["bert", "--data", __file__, "--output_dir", "new"],
     "export": ["bert", "--output_dir", "new"],
+    "evaluate": ["bert", "bert", "--task", "similarity", "--data", __file__],
     "fold": ["bert", "--output_dir", "new"],
     "analyze": ["bert", "--data", __file__, "--output_dir", "new"],
     "glue": ["--model_name_or_path", "bert", "--task_name", "mrpc"],

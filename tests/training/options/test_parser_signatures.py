@@ -43,6 +43,7 @@ def test_texts_are_parsed_as_the_annotations_say():
 SEVERAL_DEFAULTS = {
     "kind": "a swap gives the paper's layer; what compress gives is to be fast",
     "criterion": "head_importance is the paper's measure; prune_heads is to work without labels",
+    "data": "the name of what was analyzed; the examples of evaluate, which a function does without",
     "parts": "of a report, of a site that is compressed, of heads that change places",
 }
 

@@ -1,0 +1,1 @@
+"""Score models on a task of the user's."""
