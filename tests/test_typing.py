@@ -26,6 +26,8 @@ from transformers import PreTrainedModel
 
 import collab_heads
 from collab_heads import *
+from collab_heads.analysis import *
+from collab_heads.training import *
 
 def f(model: PreTrainedModel, batches: list[Mapping]) -> None:
 """
