@@ -21,7 +21,7 @@ from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.registry import get_adapter, register, supported_model_types
 from collab_heads.distillation.distill import distill
 from collab_heads.errors import CollabHeadsError
-from collab_heads.evaluation.evaluate import evaluate
+from collab_heads.evaluation.evaluate import evaluate, scorer
 from collab_heads.heads.alpha import swap_to_alpha
 from collab_heads.heads.fold import fold_heads
 from collab_heads.heads.gating import swap_to_gated
@@ -65,6 +65,7 @@ __all__ = [
     "prune_neurons",
     "register",
     "rotate_heads",
+    "scorer",
     "supported_model_types",
     "swap_to_alpha",
     "swap_to_collaborative",

@@ -265,6 +265,7 @@ CALLS = {
     "prune_neurons": Call(bert, lambda tmp: {"batches": [batch()], "keep": 0.5}),
     "register": Call(None, lambda tmp: {"adapter": OfATest}),
     "save_heads": Call(gated, lambda tmp: {"folder": tmp}),
+    "scorer": Call(None, lambda tmp: {name: scored(tmp)[name] for name in ("task", "data", "tokenizer")}),
     "supported_model_types": Call(None, lambda tmp: {}),
     "rotate_heads": Call(bert, lambda tmp: {"pairs": [((SITE, 0), (SITE, 1))]}),
     "swap_to_alpha": Call(bert, lambda tmp: {}),

@@ -32,6 +32,9 @@ BITS = (3, 4, 8)  # of weights on a grid
 Measure = Literal["parameters", "bytes", "operations", "cache", "time"]  # what a budget is of
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 
+Engine = Literal["torch", "onnxruntime", "openvino"]  # where a budget of time is measured
+ENGINE_WORDS: tuple[Engine, ...] = get_args(Engine)
+
 ModelShape = Literal["even", "free", "ctranslate2", "uniform"]  # which sizes `compress` may give to different sites
 MODEL_SHAPES: tuple[ModelShape, ...] = get_args(ModelShape)
 

@@ -13,6 +13,7 @@ from collab_heads.base.option_values import (
     ALLOCATIONS,
     BITS,
     CRITERION_WORDS,
+    ENGINE_WORDS,
     EVALUATION_TASKS,
     EXPORT_TARGETS,
     MEASURES,
@@ -60,12 +61,20 @@ def compress(args: Namespace) -> None:
     imported.
     """
     check_choice("--of", args.of, MEASURES)
+    check_choice("--engine", args.engine, ENGINE_WORDS)
     if args.shape is not None:
         check_choice("--shape", args.shape, MODEL_SHAPES)
     for part in args.parts or ():
         check_choice("--parts", part, SITE_PARTS)
-    if args.budget is not None and args.max_error is not None:
-        raise ArgumentError("--budget and --max_error exclude each other: give one")
+    limits = [name for name in ("budget", "max_error", "max_loss") if getattr(args, name) is not None]
+    if len(limits) > 1:
+        raise ArgumentError(f"{' and '.join(f'--{name}' for name in limits)} exclude each other: give one")
+    scoring = ("max_loss", "evaluate", "task")
+    if absent := [f"--{name}" for name in scoring if getattr(args, name) is None]:
+        if len(absent) < len(scoring):
+            raise ArgumentError(f"{' and '.join(absent)} missing: --max_loss, --evaluate and --task belong together")
+    else:
+        check_choice("--task", args.task, EVALUATION_TASKS)
     if isinstance(args.budget, float) and args.budget > 1:
         raise ArgumentError(f"budget {args.budget} must be a share of what the layers have now: above 0, at most 1")
     for name in ("bits", "table_bits"):
@@ -73,8 +82,8 @@ def compress(args: Namespace) -> None:
             raise ArgumentError(f"--{name} {others[0]}: weights may have {', '.join(map(str, BITS))}")
     if args.plan and args.validation:
         raise ArgumentError("--validation measures the smaller model, and --plan makes none: leave one of them out")
-    if args.plan and (args.budget, args.max_error) != (None, None):
-        raise ArgumentError("--plan shows every budget: leave --budget and --max_error out, or leave --plan out")
+    if args.plan and limits:
+        raise ArgumentError(f"--plan shows every budget: leave --{limits[0]} out, or leave --plan out")
     if args.plan and args.distill_steps:
         raise ArgumentError("--plan makes no model that --distill_steps could train: leave one out")
     if args.distill_steps:

@@ -5,7 +5,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import getdoc
 
-from collab_heads.base.option_values import BITS, EVALUATION_TASKS, EXPORT_TARGETS, MEASURES, REPORT_PARTS, SITE_PARTS
+from collab_heads.base.option_values import (
+    BITS,
+    ENGINE_WORDS,
+    EVALUATION_TASKS,
+    EXPORT_TARGETS,
+    MEASURES,
+    REPORT_PARTS,
+    SITE_PARTS,
+)
 from collab_heads.command import checks
 from collab_heads.training.options import heads, tasks
 from collab_heads.training.options.changes import COLLABORATIVE, DISTILLATION, FIT, SHAPES, SWAP, WIDTHS
@@ -159,11 +167,23 @@ COMMANDS = {
                 "small as that allows",
                 of=COMPRESS,
             ),
+            flag(
+                "--max_loss POINTS",
+                "instead of both: what the model may lose of its score on --evaluate; it becomes as small as that "
+                "allows",
+                of=COMPRESS,
+            ),
+            flag(
+                "--evaluate FILE...",
+                "the examples that are scored for --max_loss, as `collab-heads evaluate` reads them",
+            ),
+            flag("--task TASK", f"what is scored on --evaluate, one of {', '.join(EVALUATION_TASKS)}"),
             flag("--of WHAT", f"what the budget is of: {', '.join(MEASURES)}", of=COMPRESS),
+            flag("--engine ENGINE", f"where time is measured, with --of time: {', '.join(ENGINE_WORDS)}", of=COMPRESS),
             flag(
                 "--bits BITS",
                 f"bits that weights may have, embeddings included, some of {', '.join(map(str, BITS))} (default: "
-                "none); the budget is of bytes then",
+                "none); the budget is of bytes then, or of time in an --engine",
                 count,
                 of=COMPRESS,
             ),

@@ -33,7 +33,7 @@ from collab_heads.distillation.checkpoint import DistillReport
 from collab_heads.distillation.distill import distill
 from collab_heads.distillation.examples import num_examples
 from collab_heads.errors import ArgumentError, DataError
-from collab_heads.evaluation.evaluate import evaluate
+from collab_heads.evaluation.evaluate import evaluate, scorer
 from collab_heads.evaluation.report import EvaluationReport
 from collab_heads.files.atomic import write_json
 from collab_heads.files.conllu import read_conllu
@@ -77,6 +77,7 @@ def run_compress(args: Namespace) -> CompressReport | CompressionPlan:
     check_enough(args, texts)
     batches = batches_of(args, model, tokenizer, texts)
     elsewhere = None if others is None else batches_of(args, model, tokenizer, drawn(others, MEASURED, args.seed))
+    score = scorer(args.task, args.evaluate, tokenizer, batch_size=args.batch_size) if args.evaluate else None
     own = generated(args, loaded)
     if is_lone_decoder(model.config) and model.can_generate() and not own:
         print("fitted to --data alone: with --generated 64 a language model keeps more of what it can do elsewhere")
@@ -91,7 +92,8 @@ def run_compress(args: Namespace) -> CompressReport | CompressionPlan:
             write_plan(made, args.output_dir)
         return made
     original = copy.deepcopy(model) if args.distill_steps else None
-    report = compress(model, made, args.budget, max_error=args.max_error, validation=elsewhere)
+    limits = {"max_error": args.max_error, "max_loss": args.max_loss, "evaluate": score}
+    report = compress(model, made, args.budget, validation=elsewhere, **limits)
     print(report)
     distilled = None
     if original is not None:

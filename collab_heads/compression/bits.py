@@ -127,7 +127,9 @@ def on_grid(site: OpenPart, bits: int, seconds: Mapping[str, Tensor], names: Seq
     for name in names:
         weight = weight_of(modules[name]).detach()
         with naming(f"{site.path}, {name}"):
-            found = gptq(weight, seconds[name], bits) if name in seconds else nearest_on_grid(weight, bits)
+            found = GridWeights.of(weight, bits)  # it may lie there already
+            if found is None:
+                found = gptq(weight, seconds[name], bits) if name in seconds else nearest_on_grid(weight, bits)
         weights.append(found)
     return GridFit(names, weights)
 

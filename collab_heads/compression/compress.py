@@ -3,29 +3,29 @@
 import dataclasses
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from transformers import PreTrainedModel
 
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import is_number
-from collab_heads.base.option_values import REFINE_STEPS, SITE_PARTS, ModelShape, SitePart
-from collab_heads.base.progress import one_bar, progress_bar
+from collab_heads.base.option_values import REFINE_STEPS, SITE_PARTS, Engine, ModelShape, SitePart
+from collab_heads.base.progress import one_bar
 from collab_heads.compression.compression_plan import Choices, CompressionPlan, check_budget
-from collab_heads.compression.fitting import fit_choices, fitted_error
 from collab_heads.compression.latency import timed_again
 from collab_heads.compression.measurements import Measurements
 from collab_heads.compression.measures import COUNTED, Measure, SiteUse, operations
 from collab_heads.compression.options import PlanOptions
-from collab_heads.compression.parts.part import Fit, install
+from collab_heads.compression.parts.part import install
 from collab_heads.compression.parts.shape import UNCHANGED, Choice
 from collab_heads.compression.parts.table import parts_of, resized
 from collab_heads.compression.plan import measure, planned, prepared
 from collab_heads.compression.probe import Probe
 from collab_heads.compression.report import CompressedSite, CompressReport, Cost
+from collab_heads.compression.smallest import FittedChoice, smallest_by_error, smallest_by_score
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.weight_grid import leave_grids
 from collab_heads.model.open_layers import OpenLayers
@@ -33,9 +33,6 @@ from collab_heads.model.opened import opened
 from collab_heads.model.site_size import num_bytes, size_of
 from collab_heads.running.batches import each_batch
 from collab_heads.sites.state import QueryKeyKind
-
-ATTEMPTS = 5  # to come close to an error
-NEAR = 0.95  # of the error that was asked for
 
 
 @checking_arguments
@@ -46,6 +43,8 @@ def compress(
     budget: float | str | None = None,
     *,
     max_error: float | None = None,
+    max_loss: float | None = None,
+    evaluate: Callable[[PreTrainedModel], float] | None = None,
     of: Measure = "parameters",
     sites: str | Iterable[str] | None = None,
     parts: SitePart | Iterable[SitePart] = SITE_PARTS,
@@ -56,6 +55,7 @@ def compress(
     seed: int = 0,
     bits: int | Iterable[int] | None = None,
     table_bits: int | Iterable[int] | None = None,
+    engine: Engine = "torch",
     measurements: str | Path | None = None,
     plan: CompressionPlan | None = None,
     validation: Iterable[Mapping] | None = None,
@@ -93,6 +93,11 @@ def compress(
             models without a head and regressions, the error is the root mean square of the change, relative to the
             standard deviation of the output; for classifiers and language models, the root of twice the mean
             Kullback-Leibler divergence. The model becomes as small as this allows.
+        max_loss: instead of both, how much of a score the model may lose, in the units of `evaluate`. The model becomes
+            about as small as this allows: a few budgets are fitted and scored. If a score comes from a few hundred
+            examples, chance moves it by about a point.
+        evaluate: takes the model and returns its score, of which more is better: a function of yours, or what `scorer`
+            makes of a file. It must not change the model.
         of: the measure of the budget: "parameters", "bytes", "operations", "cache" or "time"; `plan` defines them.
         sites: roles or paths of the sites that may change, feed-forward blocks ("enc-ffn", "dec-ffn") included; None
             for all.
@@ -113,6 +118,7 @@ def compress(
             stay in float32 in use; `save_pretrained` packs them. Weights that are trained further leave their grids.
         table_bits: the same of embeddings, and of linear layers outside of the sites; None: `bits`. With `bits=8`,
             `export(…, int8=True)` multiplies in integers, which is fastest, and tables may still have fewer.
+        engine: where a budget of time is measured: in "torch", "onnxruntime" or "openvino", see `plan`.
         measurements: a file that keeps what is measured of each site, as JSON, as soon as it is known. A plan that was
             killed goes on from there, and a later call with the same model, batches and options takes all of it, also
             for another budget, `of` or `shape`. Fits are kept beside it until `compress` is done, in the folder
@@ -128,23 +134,28 @@ def compress(
         `print` it.
 
     Raises:
-        ArgumentError: on an impossible budget (the message says what is possible), if both a budget and an error are
-            given, or on an error that every smaller model exceeds.
+        ArgumentError: on an impossible budget (the message says what is possible), if several of budget, error and loss
+            are given, or on an error or a loss that every smaller model exceeds.
         CollabHeadsError: as in `plan`.
     """
     started = time.perf_counter()
-    if budget is not None and max_error is not None:
-        raise ArgumentError(f"budget={budget!r} and max_error={max_error!r} exclude each other: give one")
+    limits = {"budget": budget, "max_error": max_error, "max_loss": max_loss}
+    if len(asked := [f"{name}={value!r}" for name, value in limits.items() if value is not None]) > 1:
+        raise ArgumentError(f"{' and '.join(asked)} exclude each other: give one")
     if max_error is not None and not (is_number(max_error) and max_error > 0):
         raise ArgumentError(f"max_error {max_error!r} must be a number above 0: the error that the output may have")
+    if max_loss is not None and not (is_number(max_loss) and max_loss >= 0):
+        raise ArgumentError(f"max_loss {max_loss!r} must be a number of 0 or more: what the score may lose")
+    if (max_loss is None) != (evaluate is None):
+        raise ArgumentError("max_loss and evaluate belong together: what may be lost, and the function that scores")
     if isinstance(batches, CompressionPlan) and plan is not None:
         raise ArgumentError("there are two plans: pass batches and the plan= that is to be fitted to them")
     given = batches if isinstance(batches, CompressionPlan) else plan
-    if budget is None and max_error is None:
+    if not asked:
         budget = 0.5
     if budget is not None and isinstance(check_budget(budget), str) and of == "parameters" and given is None:
         of = "bytes"
-    options = PlanOptions(of, sites, parts, kind, shape, multiple_of, refine_steps, seed, bits, table_bits)
+    options = PlanOptions(of, sites, parts, kind, shape, multiple_of, refine_steps, seed, bits, table_bits, engine)
     if given is not None:
         if own := options.changed() + ["measurements"] * (measurements is not None):
             raise ArgumentError(f"{', '.join(own)}: a plan has its own; give what is to count to plan()")
@@ -152,19 +163,20 @@ def compress(
     is_timed = options.of not in COUNTED
     phases = (
         ("plan", 10),
-        ("fitting", 4 if max_error is None else 12),
+        ("fitting", 4 if budget is not None else 12),
         ("timing what was chosen", 3 * is_timed),
     )
     with opened(model, changes=True, of="layers") as layers, one_bar("compress", phases):
         other = None if validation is None else Probe(model, prepared(model, each_batch(validation)), [])
         made, measured = plan_for(layers, batches, options, plan, measurements)
-        share = None if budget is None else made.share_of(budget)
-        chosen = (
-            smallest(made, measured, cast(float, max_error), other)
-            if share is None
-            else FittedChoice.of(measured, made.choose(share), other)
-        )
-        report = report_of(made, measured, chosen, share, max_error)
+        share, scores = None if budget is None else made.share_of(budget), None
+        if share is not None:
+            chosen = FittedChoice.of(measured, made.choose(share), other)
+        elif max_error is not None:
+            chosen = smallest_by_error(made, measured, max_error, other)
+        else:
+            chosen, scores = smallest_by_score(made, measured, cast(float, max_loss), cast(Callable, evaluate), other)
+        report = report_of(made, measured, chosen, share, max_error, scores)
         # Nothing has changed up to here; nothing can fail from here on.
         leave_grids(model)  # what is left on one is put there anew
         install(layers, chosen.fitted)
@@ -202,9 +214,10 @@ def plan_for(
 def report_of(
     made: CompressionPlan,
     measured: Measurements,
-    chosen: "FittedChoice",
+    chosen: FittedChoice,
     budget: float | None,
     max_error: float | None,
+    scores: tuple[float, float] | None,
 ) -> CompressReport:
     """Return the report of what was chosen, before it is installed."""
     model, choices, uses = measured.model, chosen.choices, measured.uses
@@ -214,6 +227,7 @@ def report_of(
         of=made.of,
         budget=budget,
         max_error=max_error,
+        scores=scores,
         predicted_error=made.predicted(choices),
         measured_error=chosen.error,
         validation_error=chosen.elsewhere,
@@ -236,51 +250,6 @@ def operations_share(measured: Measurements, choices: Choices) -> float:
         for chosen in (dict.fromkeys(uses, UNCHANGED), choices)
     )
     return (after + others) / (before + others)
-
-
-class FittedChoice(NamedTuple):
-    """The choices for all sites, path -> choice, the fits of those that change, and the errors of the output."""
-
-    choices: Choices
-    fitted: Mapping[str, Sequence[Fit]]
-    error: float
-    elsewhere: float | None  # the error on examples of another kind
-
-    @classmethod
-    def of(cls, measured: Measurements, choices: Choices, other: Probe | None) -> "FittedChoice":
-        """Fit choices, and measure the error of the output with them; the model stays as it is."""
-        with one_bar("fitting", (("fitting sites", 8), ("refitting in order", 16), ("measuring", 1))):
-            fitted = fit_choices(measured, choices, other)
-            elsewhere = None if other is None else fitted_error(measured, fitted, other)
-            return cls(choices, fitted, fitted_error(measured, fitted), elsewhere)
-
-
-def smallest(
-    made: CompressionPlan, measured: Measurements, max_error: float, other: Probe | None = None
-) -> FittedChoice:
-    """Return the choices of the smallest model within an error, among a few attempts.
-
-    The error of each attempt sets the limit of the next one.
-
-    Raises:
-        ArgumentError: if no attempt is within the error.
-    """
-    limit, best, least, errors = max_error, None, 1.0, []
-    for _ in progress_bar(range(ATTEMPTS), desc="fitting"):
-        chosen = FittedChoice.of(measured, made.within(limit), other)
-        if not chosen.fitted:  # the model as it is
-            break
-        errors.append(error := chosen.error)
-        if error <= max_error and made.share(chosen.choices) < least:
-            best, least = chosen, made.share(chosen.choices)
-        if NEAR * max_error <= error <= max_error:
-            break
-        limit *= NEAR**0.5 * max_error / max(error, max_error / 2)
-    if best is None:
-        tried = f"those that were tried moved the output by {', '.join(f'{error:.4g}' for error in errors)}"
-        untried = f"the least that any is expected to move the output by is {made.least_error:.4g}"
-        raise ArgumentError(f"max_error {max_error!r}: no smaller model keeps below it; {tried if errors else untried}")
-    return best
 
 
 def costs(made: CompressionPlan, measured: Measurements, choices: Choices) -> dict[Measure, Cost]:

@@ -220,6 +220,8 @@ def choose_sites(
     """
     shapes = list(dict.fromkeys(PARTS[name].shape for name in parts))
     kinds = {AttentionShape: OpenSite, FeedForwardShape: OpenFeedForward}
+    if not (parts or has_bits):  # of tables alone
+        return []
     wanted = (OpenSite, OpenFeedForward) if has_bits else tuple(kinds[shape] for shape in shapes)
     if wanted == (OpenFeedForward,) and not layers.adapter.feed_forwards:
         raise UnsupportedModelError(

@@ -7,10 +7,12 @@ from typing import cast
 from collab_heads.base.checks import MAX_SIZE, check_choice, check_count
 from collab_heads.base.option_values import (
     BITS,
+    ENGINE_WORDS,
     MEASURES,
     MODEL_SHAPES,
     REFINE_STEPS,
     SITE_PARTS,
+    Engine,
     Measure,
     ModelShape,
     SitePart,
@@ -41,6 +43,7 @@ class PlanOptions:
     seed: int = 0
     bits: int | Iterable[int] | None = None
     table_bits: int | Iterable[int] | None = None
+    engine: Engine = "torch"
 
     def __post_init__(self) -> None:
         if isinstance(self.sites, Iterable) and not isinstance(self.sites, str):  # others are refused with the names
@@ -50,7 +53,8 @@ class PlanOptions:
         for name in self.parts:
             check_choice("part", name, PARTS)
         object.__setattr__(self, "bits", checked_bits("bits", self.bits))
-        table_bits = self.bits if self.table_bits is None else checked_bits("table_bits", self.table_bits)
+        inherited = () if self.of == "time" else self.bits
+        table_bits = inherited if self.table_bits is None else checked_bits("table_bits", self.table_bits)
         object.__setattr__(self, "table_bits", table_bits)
         if not (self.parts or self.has_bits):
             raise ArgumentError(f"parts is empty: name some of {', '.join(PARTS)}, or give bits")
@@ -58,12 +62,27 @@ class PlanOptions:
         check_count("multiple_of", self.multiple_of, 1, MAX_SIZE)
         if self.has_bits and self.of == "parameters":
             object.__setattr__(self, "of", "bytes")
-        if self.has_bits and self.of != "bytes":
-            given = f"bits={self.bits}" if self.bits else f"table_bits={self.table_bits}"
-            raise ArgumentError(f"{given}, of={self.of!r}: few bits save bytes alone: use of='bytes'")
+        self.check_bits()
         if self.shape is not None:
             check_choice("shape", self.shape, MODEL_SHAPES)
         _ = self.fit
+
+    def check_bits(self) -> None:
+        """Raise ArgumentError if few bits do not save what is counted, or an engine is named where none runs."""
+        check_choice("engine", self.engine, ENGINE_WORDS)
+        if self.engine != "torch" and self.of != "time":
+            raise ArgumentError(f"engine={self.engine!r}, of={self.of!r}: only time is measured there: use of='time'")
+        if self.table_bits and self.of == "time":
+            raise ArgumentError(
+                f"table_bits={self.table_bits}, of='time': to look up a table takes no time: compress a second time, "
+                "with a size as the budget, parts=() and table_bits"
+            )
+        given = f"bits={self.bits}" if self.bits else f"table_bits={self.table_bits}"
+        if self.has_bits and self.of not in ("bytes", "time"):
+            raise ArgumentError(f"{given}, of={self.of!r}: few bits save bytes, and time in engines: use of='bytes'")
+        if self.has_bits and self.of == "time" and self.engine == "torch":
+            others = " or ".join(f"engine={name!r}" for name in ENGINE_WORDS if name != "torch")
+            raise ArgumentError(f"{given}: PyTorch multiplies in float, so few bits save no time there: use {others}")
 
     @property
     def counted_parts(self) -> tuple[SitePart, ...]:

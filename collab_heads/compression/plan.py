@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from collab_heads.base.arguments import checking_arguments
-from collab_heads.base.option_values import REFINE_STEPS, SITE_PARTS, ModelShape, SitePart
+from collab_heads.base.option_values import REFINE_STEPS, SITE_PARTS, Engine, ModelShape, SitePart
 from collab_heads.base.progress import one_bar
 from collab_heads.compression.compression_plan import CompressionPlan, PlannedSite
 from collab_heads.compression.latency import Latencies
@@ -29,6 +29,7 @@ from collab_heads.model.refusals import check_not_inference
 from collab_heads.model.site_size import num_bytes
 from collab_heads.running.batches import NoticingFew, without_unread_labels
 from collab_heads.running.translations import with_translations
+from collab_heads.serving.part_in_engine import check_engine
 from collab_heads.sites.state import QueryKeyKind
 
 logger = logging.get_logger("transformers.collab_heads")  # below transformers' own: its verbosity counts
@@ -56,6 +57,7 @@ def plan(
     seed: int = 0,
     bits: int | Iterable[int] | None = None,
     table_bits: int | Iterable[int] | None = None,
+    engine: Engine = "torch",
     measurements: str | Path | None = None,
 ) -> CompressionPlan:
     """Predict the error of the model's output at every budget; the model is not changed.
@@ -85,7 +87,8 @@ def plan(
             that they take in a checkpoint (with `bits`, those of embeddings, too), "operations" (multiplications of
             their matrix products on the batches, as torch computes them: with padding, and in a decoder for all target
             tokens at once), "cache" (elements that are cached after the batches, of sources and targets; a window that
-            slides keeps its last tokens), or "time" (seconds on this machine, measured for the first batch as it is).
+            slides keeps its last tokens), or "time" (seconds on this machine, measured for the first batch as it is, on
+            as many threads as PyTorch has, in the `engine`).
         sites: roles or paths of the sites that may change, feed-forward blocks ("enc-ffn", "dec-ffn") included; None
             for all.
         parts: the parts that may become smaller: some of "heads" (their number), "query_key" and "values" (their
@@ -103,8 +106,11 @@ def plan(
         refine_steps: Adam steps that finally fit each narrower query/key projection to the original output of its site.
         seed: seed of the order of the inputs in the refinement.
         bits: the bits that weights may have: some of 8, 4 and 3, beside floating-point numbers. Sites and tables of
-            embeddings get them where this costs least; budgets are of bytes then. None for floating-point numbers.
-        table_bits: the same of embeddings, and of linear layers outside of the sites; None: `bits`.
+            embeddings get them where this costs least; budgets are of bytes then, or of time in an engine. None for
+            floating-point numbers.
+        table_bits: the same of embeddings, and of linear layers outside of the sites; None: `bits`. Not of time.
+        engine: where a budget of time is measured: in "torch", "onnxruntime" or "openvino". An engine runs every site
+            with the operators that `export` writes for it: of integers where `bits` are 8 (`int8=True`).
         measurements: a file that keeps what is measured of each site, as JSON, as soon as it is known. A plan that was
             killed goes on from there, and a later call with the same model, batches and options takes all of it, also
             for another budget, `of` or `shape`.
@@ -120,8 +126,9 @@ def plan(
             are not in float32.
         OutputError: if the file of measurements is of another run, in use, or cannot be written.
         DataError: if it is damaged.
+        MissingPackageError: if the engine is not installed.
     """
-    options = PlanOptions(of, sites, parts, kind, shape, multiple_of, refine_steps, seed, bits, table_bits)
+    options = PlanOptions(of, sites, parts, kind, shape, multiple_of, refine_steps, seed, bits, table_bits, engine)
     with opened(model, changes=True, of="layers") as layers:
         return planned(layers, batches, options, measurements)
 
@@ -148,6 +155,7 @@ def measure(
 ) -> Measurements:
     """Check that the parts of a model can become smaller, prepare the batches, and measure it (see `measure_model`)."""
     model = layers.model
+    check_engine(options.engine)
     check_not_inference(model)
     check_dtypes(layers, options)
     for part in PARTS.values() if options.parts else ():

@@ -75,8 +75,9 @@ class CompressReport(Report):
     Attributes:
         sites: one report per site that could change, in model order.
         of: the measure of the budget.
-        budget: the requested share of that measure; None if `max_error` was given.
-        max_error: the requested bound on the error of the output; None if a budget was used.
+        budget: the requested share of that measure; None if none was.
+        max_error: the requested bound on the error of the output; None if none was.
+        scores: the scores of the model before and after, by `evaluate`; None without it.
         predicted_error: the predicted error of the model's output.
         measured_error: the error on calibration examples that no fit has seen. For numbers and states this is the root
             mean square of the change, relative to their standard deviation; for distributions, the root of twice the
@@ -97,6 +98,7 @@ class CompressReport(Report):
     of: Measure
     budget: float | None
     max_error: float | None
+    scores: tuple[float, float] | None
     predicted_error: float
     measured_error: float
     validation_error: float | None
@@ -124,6 +126,8 @@ class CompressReport(Report):
         error = f"error of the output: predicted {self.predicted_error:.4f}, measured {self.measured_error:.4f}"
         if self.validation_error is not None:
             error += f", on the examples of validation {self.validation_error:.4f}"
+        if self.scores is not None:
+            error += f"; score {self.scores[0]:.6g} -> {self.scores[1]:.6g}"
         errors = zip(("less", "more"), self.nearby_errors, strict=True)
         nearby = [f"{error:.4f} with a tenth {which}" for which, error in errors if error is not None]
         margin = [f"predicted error by {UNITS[self.of]}: {', '.join(nearby)}"] if nearby else []

@@ -123,6 +123,56 @@ def evaluate(
         return scored(chosen, found, batch_size, seed)
 
 
+@checking_arguments
+def scorer(
+    task: EvaluationTask,
+    data: Data,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    columns: Sequence[str] | None = None,
+    batch_size: int = 32,
+    max_length: int = 128,
+) -> Callable[[PreTrainedModel], float]:
+    """Make the function that scores a model on a task of your own, for `compress(…, max_loss=…, evaluate=…)`.
+
+    The score is the first of the task in `evaluate`: Spearman, accuracy, BLEU or nDCG, x 100; of perplexity, where less
+    is better, it is the negative.
+
+    Examples:
+        >>> from transformers import AutoModel, AutoTokenizer
+        >>> from collab_heads.demo import model_folder, pairs
+        >>> score = scorer("similarity", pairs(128, seed=0), AutoTokenizer.from_pretrained(model_folder()))
+        >>> 50 < score(AutoModel.from_pretrained(model_folder())) < 100
+        True
+
+    Args:
+        task: what to score; see `evaluate` for this and the others.
+        data: the examples.
+        tokenizer: the tokenizer of the models.
+        columns: the names of the columns in the data.
+        batch_size: texts that a model reads at a time.
+        max_length: tokens to which texts are cut.
+
+    Returns:
+        A function of a model. The model is not changed.
+
+    Raises:
+        CollabHeadsError: as in `evaluate`; the function, too, for a model that cannot do the task.
+    """
+    for name, value in {"batch_size": batch_size, "max_length": max_length}.items():
+        check_count(name, value, least=1, most=MAX_SIZE)
+    chosen = made(task, data, columns, Limits(batch_size, max_length))
+
+    def score(model: PreTrainedModel) -> float:
+        chosen.check(model, tokenizer)
+        with evaluating(model):
+            answers = chosen.answers(model, tokenizer)
+        first = next(iter(chosen.scores(answers).values()))
+        return chosen.SIGN * on_all(first, chosen.count(answers))
+
+    return score
+
+
 def made(task: str | Callable, data: Data | None, columns: Sequence[str] | None, limits: Limits) -> Task:
     """Return the task with its examples."""
     if callable(task):

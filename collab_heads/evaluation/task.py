@@ -41,6 +41,7 @@ class Task:
         PACKAGES: what it needs of the extra `train`.
         FLIPS: what the share of answers that differ from the original's is a share of.
         ROUNDS: how often the first examples are timed.
+        SIGN: -1 where less is better, else 1.
     """
 
     COLUMNS: ClassVar[tuple[tuple[str, ...], ...]]
@@ -48,6 +49,7 @@ class Task:
     PACKAGES: ClassVar[tuple[str, ...]] = ()
     FLIPS: ClassVar[str]
     ROUNDS: ClassVar[int] = ROUNDS
+    SIGN: ClassVar[int] = 1
 
     def __init__(self, columns: Sequence[Sequence[str]], where: str, limits: Limits):
         self.columns, self.where, self.limits = [list(column) for column in columns], where, limits

@@ -186,6 +186,7 @@ class Perplexity(Task):
     """How well a language model predicts the tokens of texts, the first of each text left out."""
 
     COLUMNS = (("text",), ("sentence",))
+    SIGN = -1
     FLIPS = "tokens for which the most probable token differs"
 
     def check(self, model, tokenizer):

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from collab_heads.base.extras import check_extra
 from collab_heads.errors import ArgumentError, CollabHeadsError, UnsupportedModelError
 from collab_heads.layers.attention import CACHE
+from collab_heads.layers.weight_grid import OF_ROWS
 from collab_heads.serving.comparison import compare, naming_outputs
 from collab_heads.serving.example_inputs import whole_cache
 from collab_heads.serving.exported_folder import CACHES, DECODER, ENCODER, SINGLE
@@ -84,7 +85,7 @@ class Graph(Target):
             generation = copy.deepcopy(model.generation_config) if model.can_generate() else None
             if generation is not None:  # the graph decodes with a cache, whatever the config says
                 generation.use_cache = config.get_text_config().use_cache = True
-            grids = Grids(model, in_integers=int8)
+            grids = Grids(model, OF_ROWS if int8 else None)
             if grids.bits or int8:
                 for component in components.values():
                     self.pack(component.program, grids)

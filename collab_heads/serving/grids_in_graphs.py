@@ -40,16 +40,18 @@ class Grids:
 
     Args:
         model: the model.
-        in_integers: whether other weights are rounded to eight bits, and products with eight bits are of integers.
+        others: the bits to which other weights are rounded; None leaves them as they are. With 8, products with eight
+            bits are of integers.
 
     Attributes:
         packed: the names of those that were packed.
         in_float: the names of those that are, or also are, in a graph in floating point.
+        in_integers: whether products with eight bits are of integers.
         rounded: the number of other weights that were rounded.
     """
 
-    def __init__(self, model: nn.Module, in_integers: bool = False):
-        self.in_integers, self.rounded = in_integers, 0
+    def __init__(self, model: nn.Module, others: int | None = None):
+        self.others, self.in_integers, self.rounded = others, others == OF_ROWS, 0
         self.by_content: dict[tuple, Found] = {}
         self.bits: dict[str, int] = {}
         self.left: list[str] = []
@@ -81,10 +83,10 @@ class Grids:
             return None
         ways = set(reads)
         found = self.by_content.get(content_of(numbers))
-        if found is None and self.in_integers and ways in ({True}, {False}) and min(numbers.shape) >= BLOCK:
+        if found is None and self.others and ways in ({True}, {False}) and min(numbers.shape) >= BLOCK:
             self.rounded += 1
             weight = numbers.T if True in ways else numbers
-            grid = nearest_on_grid(torch.tensor(weight), OF_ROWS)
+            grid = nearest_on_grid(torch.tensor(weight), self.others)
             self.add(f"rounded.{self.rounded}", grid, weight)
             found = self.find(numbers, ways)
         return found
@@ -92,7 +94,7 @@ class Grids:
     def notes(self) -> Iterator[str]:
         """Yield what a user should know of an export."""
         if self.rounded:
-            yield f"weights rounded to 8 bits: {self.rounded}"
+            yield f"weights rounded to {self.others} bits: {self.rounded}"
         if self.bits:
             packed = self.packed & self.bits.keys()
             counts = {bits: sum(self.bits[name] == bits for name in packed) for bits in (8, 4, 3)}

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 import tiny
-from collab_heads import distill, generate_batches, plan
+from collab_heads import distill, generate_batches, plan, scorer
 from collab_heads.command import inputs, main, work
 from collab_heads.compression import measurements
 from collab_heads.errors import ArgumentError, DataError, OutputError, UnsupportedModelError
@@ -69,13 +69,29 @@ def test_a_size_is_spent_on_bits_too(bert, texts, tmp_path):
     [
         (("--bits", 5), "--bits 5: weights may have 3, 4, 8"),
         (("--bits", 8, "--table_bits", 2), "--table_bits 2: weights may have 3, 4, 8"),
-        (("--bits", 8, "--of", "cache"), "few bits save bytes alone"),
+        (("--bits", 8, "--of", "cache"), "few bits save bytes, and time"),
+        (("--engine", "onnxruntime"), "engine='onnxruntime', of='parameters': only time is measured there"),
+        (("--max_loss", 1, "--task", "similarity"), "--evaluate missing: --max_loss, --evaluate and --task belong"),
+        (("--max_loss", 1, "--budget", 0.5), "--budget and --max_loss exclude each other"),
     ],
 )
 def test_bits_that_cannot_be_are_refused(bert, texts, tmp_path, flags, said):
     with pytest.raises(ArgumentError, match=said):
         run(bert, "--data", texts, "--output_dir", tmp_path / "a", *flags)
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.slow
+def test_the_smallest_model_that_keeps_a_score(bert, texts, tmp_path):
+    rows, data = tiny.rows(24, 2), tmp_path / "dev.jsonl"
+    data.write_text("".join(json.dumps(row | {"score": place % 5}) + "\n" for place, row in enumerate(rows)))
+    scoring = "--evaluate", data, "--task", "similarity", "--max_loss", 30
+    report = run(bert, "--data", texts, *scoring, "--output_dir", tmp_path / "a", *QUICK)
+    score = scorer("similarity", str(data), AutoTokenizer.from_pretrained(bert))
+    before, after = report.scores
+    assert score(BertModel.from_pretrained(bert)) == pytest.approx(before, abs=1e-3)
+    assert score(BertModel.from_pretrained(tmp_path / "a")) == pytest.approx(after, abs=1e-3) and after >= before - 30
+    assert report.costs["parameters"].share < 1 and json.loads((tmp_path / "a/compression.json").read_text())["scores"]
 
 
 def test_the_smaller_model_is_written_with_its_record(bert, texts, tmp_path, capsys):

@@ -6,7 +6,6 @@ import json
 import math
 import operator
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -130,35 +129,6 @@ def test_errors_add_up_to_what_is_predicted():
         assert measured == pytest.approx(made.predicted(made.choose(budget)), rel=0.3)
 
 
-@pytest.mark.slow
-def test_an_error_is_kept_by_the_smallest_of_some_models():
-    errors, sizes = [], []
-    for max_error in (0.05, 0.2):
-        model = BERT.build()
-        report = compress(model, batches_of(BERT, 8), max_error=max_error, **QUICK)
-        assert report.measured_error <= max_error
-        errors.append(report.measured_error)
-        sizes.append(layer_parameters(model))
-    assert errors[0] < errors[1] and sizes[0] > sizes[1]
-
-
-def test_the_smallest_of_those_that_keep_an_error_is_taken(monkeypatch):
-    """The second try misses it, and the third, which keeps it, is larger than the first."""
-    tries = iter([(0.4, 0.08), (0.3, 0.12), (0.6, 0.099)])  # share, error
-    sizes = {}
-
-    def within(error):
-        share, found = next(tries)
-        sizes[share] = found
-        return {"site": share}
-
-    made = SimpleNamespace(within=within, share=lambda choices: choices["site"])
-    module = sys.modules[compress.__module__]
-    monkeypatch.setattr(module, "fit_choices", lambda measured, choices, other: choices)
-    monkeypatch.setattr(module, "fitted_error", lambda measured, fitted: sizes[fitted["site"]])
-    assert module.smallest(made, None, 0.1).choices == {"site": 0.4}
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -201,6 +171,9 @@ BAD = {
         "which the fewest heads and neurons and the smallest widths give",
     ),
     "both": ((0.5,), {"max_error": 0.1}, ArgumentError, "exclude each other"),
+    "error and loss": ((), {"max_error": 0.1, "max_loss": 1, "evaluate": len}, ArgumentError, "exclude each other"),
+    "loss alone": ((), {"max_loss": 1}, ArgumentError, "max_loss and evaluate belong together"),
+    "max_loss -1": ((), {"max_loss": -1, "evaluate": len}, ArgumentError, "max_loss -1 must be a number of 0 or more"),
     "max_error 0": ((), {"max_error": 0}, ArgumentError, "max_error 0 must be a number above 0"),
     "max_error nan": ((), {"max_error": math.nan}, ArgumentError, "max_error nan must be"),
     "max_error too low": ((), {"max_error": 1e-9, **QUICK}, ArgumentError, "no smaller model keeps below it"),
@@ -301,12 +274,12 @@ def test_a_plan_has_options_of_its_own():
 def test_a_budget_of_time_is_kept_by_the_measured_table_and_timed_again(after, noted, monkeypatch):
     """Of a model as tiny as this one nothing but noise would be measured."""
 
-    def times(model, site, shape, batch):
+    def times(measured, site, shape):
         axes = [1, 2, 4], [4, 8], [4, 8]
         seconds = [[[heads * (width + value) for value in axes[2]] for width in axes[1]] for heads in axes[0]]
-        return latency.Table(axes, np.array(seconds, dtype=float))
+        return {None: latency.Table(axes, np.array(seconds, dtype=float))}
 
-    def again(model, site, shape, choices, batch, turns):
+    def again(measured, site, shape, choices, turns):
         return [1.0 if choice == UNCHANGED else after for choice in choices]
 
     monkeypatch.setattr(latency, "time_site", times)

@@ -14,7 +14,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceCl
 from unchanged import assert_unchanged, snapshot
 
 import tiny
-from collab_heads import evaluate, export, prune_heads
+from collab_heads import evaluate, export, prune_heads, scorer
 from collab_heads.base.extras import MissingPackageError
 from collab_heads.errors import ArgumentError, DataError, LoadError, UnsupportedModelError
 from collab_heads.evaluation.evaluate import CHECKED, megabytes
@@ -227,3 +227,19 @@ def test_few_examples_are_warned_of(encoder, warnings_logged):
     many = [copy.copy(row) for row in ROWS for _ in range(6)]
     evaluate(encoder, encoder, task="similarity", data=many)
     assert "are few" not in warnings_logged.text
+
+
+def test_a_scorer_scores_as_evaluate_does(encoder, pruned):
+    tokenizer, before = AutoTokenizer.from_pretrained(encoder), snapshot(pruned.train())
+    report = evaluate(encoder, pruned, task="similarity", data=ROWS)
+    score = scorer("similarity", ROWS, tokenizer, batch_size=5)
+    assert (
+        score(pruned)
+        == pytest.approx(report.models[1].scores["Spearman"], abs=1e-3)
+        != score(AutoModel.from_pretrained(encoder))
+    )
+    assert_unchanged(pruned, before)
+    with pytest.raises(ArgumentError, match="batch_size 0"):
+        scorer("similarity", ROWS, tokenizer, batch_size=0)
+    with pytest.raises(ArgumentError, match="task"):
+        scorer("summary", ROWS, tokenizer)

@@ -306,7 +306,7 @@ def test_products_of_integers_in_onnx(is_on_grid, read, width):
         module.weight.data = in_turns(torch.randn(ROWS, width, generator=torch.Generator().manual_seed(2)))
         del module.collab_weight_bits
     program, given = onnx_graph(read, module.weight.detach().numpy())
-    grids = Grids(nn.Sequential(module), in_integers=True)
+    grids = Grids(nn.Sequential(module), 8)
     pack_onnx(program, grids)
     weight = (module.weight.detach() if is_on_grid else nearest_on_grid(module.weight.detach(), 8).weight()).numpy()
     assert_close(run_onnx(program, given), rounded_states(given) @ weight.T + BIAS * ("b" in READS[read][2]))
@@ -326,7 +326,7 @@ def test_a_bias_that_is_added_to_a_product_of_integers_joins_it():
         graph = onnx.helper.make_graph(nodes, "linear", [x], outputs, stored)
         imports = [onnx.helper.make_opsetid("", 18)]
         program = ir.from_proto(onnx.helper.make_model(graph, opset_imports=imports, ir_version=10))
-        pack_onnx(program, Grids(nn.Sequential(module), in_integers=True))
+        pack_onnx(program, Grids(nn.Sequential(module), 8))
         assert ("Add" in {node.op_type for node in program.graph}) != is_joined
         given = states(64, 5)
         expected = rounded_states(given) @ tensors["T"] + BIAS
@@ -338,13 +338,13 @@ def test_rows_in_integers_and_what_stays():
     weight = torch.randn(ROWS, 64, generator=torch.Generator().manual_seed(2))
     for read, stays in (("rows", False), ("half of the product", True)):
         program, given = onnx_graph(read, weight.numpy())
-        expected, grids = run_onnx(program, given), Grids(nn.Sequential(), in_integers=True)
+        expected, grids = run_onnx(program, given), Grids(nn.Sequential(), 8)
         pack_onnx(program, grids)
         found = run_onnx(program, given)
         assert [*grids.notes()] == [] if stays else ["weights rounded to 8 bits: 1"]
         assert_close(found, expected if stays else nearest_on_grid(weight, 8).weight().numpy()[given])
     narrow, given = onnx_graph("product", weight[:, :20].numpy().copy())
-    pack_onnx(narrow, Grids(nn.Sequential(), in_integers=True))
+    pack_onnx(narrow, Grids(nn.Sequential(), 8))
     assert {node.op_type for node in narrow.graph} == {"MatMul"}
 
 
@@ -353,7 +353,7 @@ def test_integers_in_openvino():
     weight = torch.randn(ROWS, 64, generator=torch.Generator().manual_seed(2))
     for read in OPENVINO:
         program, given = openvino_graph(read, weight.numpy())
-        grids = Grids(nn.Sequential(), in_integers=True)
+        grids = Grids(nn.Sequential(), 8)
         pack_openvino(program, grids)
         assert [*grids.notes()] == ["weights rounded to 8 bits: 1"]
         assert not program.has_rt_info(["runtime_options", DYNAMIC_QUANTISATION])
