@@ -33,7 +33,7 @@ LEAST = 4096  # bytes of a weight that is shared: less than that is filled up to
 class Graph(Target):
     """A graph that transformers' own exporters make: any size in every layer, a cache where the model generates."""
 
-    has_int8 = True
+    has_int8 = embeds = True
 
     def check(self, model, int8):
         super().check(model, int8)
