@@ -61,6 +61,7 @@ def names(bert, marian, files, tmp_path):
     tiny.write_csv(tmp_path / "dev.csv", [row | {"score": number % 5} for number, row in enumerate(tiny.rows(16, 3))])
     for model, name in ((bert, "compressed"), (bert, "served"), (marian, "compressed-de-en")):
         shutil.copytree(model, tmp_path / name)
+    tiny.write_modules(tmp_path / "served")
     gated = BertModel.from_pretrained(bert)
     swap_to_gated(gated)
     gated.save_pretrained(tmp_path / "gated")
