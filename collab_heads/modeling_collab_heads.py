@@ -4,6 +4,8 @@ It does no more than import the package collab_heads, whose README says how to i
 transformers. Beside an exported sentence encoder it does so for `SentenceTransformer(..., trust_remote_code=True)`.
 """
 
+from importlib import import_module
+
 import transformers
 
 try:
@@ -20,9 +22,7 @@ def __getattr__(name: str) -> type:
     The module of sentence-transformers that runs an exported model is the class itself.
     """
     if name == "ServedTransformer":
-        from collab_heads.serving.served_transformer import ServedTransformer
-
-        return ServedTransformer
+        return import_module("collab_heads.serving.served_transformer").ServedTransformer
     model = getattr(transformers, name)
     parts = {part: getattr(model, part) for part in ("from_pretrained", "_from_config", "config_class", "__module__")}
     return type(name, (), {**parts, "register_for_auto_class": staticmethod(lambda auto_class=None: None)})

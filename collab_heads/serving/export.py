@@ -1,6 +1,7 @@
 """export: write a model for the engine that serves it, run it there, and compare it with PyTorch."""
 
 import copy
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,13 @@ from collab_heads.base.option_values import EXPORT_TARGETS, ExportTarget
 from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.base.report import Report
 from collab_heads.errors import ArgumentError, ModelStateError
+from collab_heads.files.atomic import write_file
 from collab_heads.files.folders import check_new, write_folder
 from collab_heads.heads.fold import fold_heads
 from collab_heads.layers.weight_grid import leave_grids
 from collab_heads.model.refusals import check_weights, check_wrapper, unmark_dequantised
 from collab_heads.running.batches import each_batch, evaluating
+from collab_heads.saving.card import README
 from collab_heads.saving.source_files import bring_modules
 from collab_heads.saving.vocabularies import check_words
 from collab_heads.serving.comparison import Comparison, check_examples, naming_outputs
@@ -33,6 +36,7 @@ from collab_heads.serving.sentence_encoder import (
     sentence_encoder,
     write_served,
 )
+from collab_heads.serving.served_card import served_card
 from collab_heads.serving.target import Target
 from collab_heads.sites.record import CollabConfig
 
@@ -148,7 +152,7 @@ def export(
     """Write a model for an engine, run what was written there, and compare its outputs with PyTorch's.
 
     The model may be an original one, or compressed, pruned, collaborative or gated; it is not changed. If the outputs
-    differ, or anything fails, nothing is left in the folder. Graphs take any number
+    differ, or anything fails, nothing is left in the folder. Its README.md says how to load it. Graphs take any number
     of rows and tokens; those of models that generate have a cache. A graph of a model that was loaded from a folder of
     sentence-transformers puts out `sentence_embedding`, too, with the pooling and the layers of that folder.
     `load_exported` loads graphs, and so does `ExportedModel` of transformers. What is for CTranslate2 loads there:
@@ -212,6 +216,7 @@ def export(
                 tokenizer.save_pretrained(place)
             if encoder is not None:
                 write_served(encoder, place)
+            (place / README).unlink(missing_ok=True)  # of a trimmed model
         with naming_outputs(model):
             compared = target.compare(model, place, given, tokenizer)
         tolerance = max(target.tolerance, ROUNDINGS * coarsest(model))
@@ -222,7 +227,10 @@ def export(
     with evaluating(model), keeping_threads(), embedding_texts(model, encoder):
         with naming_outputs(model):
             check_examples(model, given)
-        return write_folder(folder, fill, sum(parameter.nbytes for parameter in model.parameters()), only_new=True)
+        report = write_folder(folder, fill, sum(parameter.nbytes for parameter in model.parameters()), only_new=True)
+    # beside what the manifest lists: users edit cards
+    write_file(Path(os.path.realpath(folder), README), served_card(model, to, report, is_encoder).encode("utf-8"))
+    return report
 
 
 def coarsest(model: PreTrainedModel) -> float:

@@ -81,6 +81,7 @@ class Graph(Target):
                 ) from error
             config = copy.deepcopy(model.config)
             forget(config)
+            config.name_or_path = ""  # the modules beside a trimmed model are in the graph
             generation = copy.deepcopy(model.generation_config) if model.can_generate() else None
             if generation is not None:  # the graph decodes with a cache, whatever the config says
                 generation.use_cache = config.get_text_config().use_cache = True

@@ -1,6 +1,7 @@
 """Sentence encoders: their graphs put out embeddings, as sentence-transformers computes them; files are checked."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -14,11 +15,14 @@ from slow_cases import slow
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast
 
-from collab_heads import compress, export, load_exported
+import tiny
+from collab_heads import compress, export, load_exported, trim_vocabulary
 from collab_heads.errors import ArgumentError, CollabHeadsError, DataError, ModelStateError, UnsupportedModelError
+from collab_heads.saving.card import NAME
 from collab_heads.serving import export as exports
 from collab_heads.serving.export import TARGETS
 from collab_heads.serving.sentence_encoder import EMBEDDING, POOLINGS, Pooling, is_sentence_encoder, sentence_encoder
+from collab_heads.serving.served_card import served_card
 from families import FAMILIES
 
 pytest.importorskip("transformers.exporters.runners", reason="exports of graphs need transformers 5.23")
@@ -40,7 +44,8 @@ def store(folder, pooling="mean", prompts=None):
     FAMILIES["bert"].build().bert.save_pretrained(base)
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     words.post_processor = processors.TemplateProcessing("w3 $A w4", special_tokens=[("w3", 3), ("w4", 4)])
-    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w1", unk_token="w3").save_pretrained(base)
+    named = {"pad_token": "w1", "unk_token": "w3", "model_input_names": tiny.INPUTS}
+    PreTrainedTokenizerFast(tokenizer_object=words, **named).save_pretrained(base)
     transformer = modules.Transformer(str(base), max_seq_length=LONGEST, do_lower_case=True)
     pool = modules.Pooling(transformer.get_embedding_dimension(), pooling)
     torch.manual_seed(0)
@@ -119,6 +124,21 @@ def test_embeddings_of_few_bits(bits, to, encoder, tmp_path):
     export(model, tmp_path / "int8", to, tokenizer=tokenizer, int8=True)
     cosine = (load_exported(tmp_path / "int8").encode(TEXTS) * expected).sum(1)
     assert cosine.min() > 0.98, cosine  # seen: 0.996
+
+
+@pytest.mark.slow
+def test_a_trimmed_encoder(tmp_path):
+    """Its config would bring modules and a card along, as any save of it does."""
+    source, texts = tiny.write_modules(tiny.save_tiny_bert(tmp_path / "source")), ["w5 w9 w20", "w7", "w1 w2 w3"]
+    small, _ = trim_vocabulary(model := AutoModel.from_pretrained(source), AutoTokenizer.from_pretrained(source), texts)
+    model.save_pretrained(tmp_path / "small")
+    small.save_pretrained(tmp_path / "small")
+    (tmp_path / "small" / "1_Pooling" / "weights.bin").write_bytes(b"large")
+    exported(tmp_path / "small", tmp_path / "served")
+    found, expected = load_exported(tmp_path / "served").encode(texts), embedder(source).encode(texts)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=EMBEDDING_NOISE)
+    assert [file.name for file in (tmp_path / "served" / "1_Pooling").iterdir()] == ["config.json"]
+    assert "## Vocabulary" in (tmp_path / "served" / "README.md").read_text()
 
 
 def test_prompts(encoder, in_onnx, tmp_path):
@@ -272,6 +292,54 @@ def test_sentence_transformers_loads_an_export(encoder, in_onnx, tmp_path):
         model.encode([("w5", "w6")])
 
 
+def code_of(folder):
+    return re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text().replace(NAME, str(folder)), re.DOTALL)
+
+
+@pytest.mark.parametrize("to", ("onnx", *slow("openvino"), "transformers"))
+def test_the_code_of_a_card_runs(to, encoder, in_onnx, tmp_path):
+    """All of its Python embeds a sentence, but what only loads the transformer."""
+    folder, results = in_onnx if to == "onnx" else tmp_path / to, []
+    if to != "onnx":
+        exported(encoder, folder, to)
+    for code in code_of(folder):
+        exec(code, seen := {})
+        results += [seen["embeddings"]] if "embeddings" in seen else []
+    expected = embedder(encoder).encode(["A sentence."])
+    assert len(results) == (1 if to == "transformers" else 3)
+    for each in results:
+        np.testing.assert_allclose(each, expected, rtol=0, atol=EMBEDDING_NOISE)
+
+
+def test_a_card_may_be_edited(folder, tmp_path):
+    served = shutil.copytree(folder, tmp_path / "served")
+    (served / "README.md").write_text("mine")
+    assert load_exported(served).config.model_type == "bert"
+    assert [code.strip().splitlines()[-1] for code in code_of(folder)] == [
+        "# model(**inputs), as in transformers",
+        "outputs = session.run(None, named)",
+    ]
+
+
+@pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.parametrize("name", ("bert", "gpt2", "marian"))
+def test_each_card_names_a_reader(name, to):
+    text = served_card(FAMILIES[name].build(), to, "the report", False)
+    assert text.startswith("---\n") and "### " in text and f"tags:\n- collab-heads\n- {to}\n" in text
+    assert text.endswith("## What was exported\n\n```text\nthe report\n```\n")
+
+
+def test_text_embeddings_inference_finds_what_it_reads(in_onnx, encoder):
+    """Its rules, as read in its source: files at the root or in onnx/, a pooling that it knows, names of outputs."""
+    import onnxruntime
+
+    assert json.loads((in_onnx / "config.json").read_text())["model_type"] == "bert"
+    assert (in_onnx / "tokenizer.json").is_file() and (in_onnx / "sentence_bert_config.json").is_file()
+    outputs = {each.name for each in onnxruntime.InferenceSession(in_onnx / "model.onnx").get_outputs()}
+    assert {"sentence_embedding", "last_hidden_state"} <= outputs
+    assert json.loads((in_onnx / POOL).read_text()) == json.loads((encoder / POOL).read_text())
+
+
 def test_a_stock_checkpoint_embeds_as_its_original(encoder, tmp_path):
     exported(encoder, tmp_path / "stock", "transformers")
     found, expected = (embedder(folder).encode(TEXTS) for folder in (tmp_path / "stock", encoder))
@@ -286,3 +354,4 @@ def test_without_this_package_it_says_what_to_install(in_onnx):
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert "ImportError: this model needs collab_heads: install the package collab_heads" in found.stderr
+    assert "pip install" not in found.stderr  # the name is on no package index
