@@ -1,6 +1,7 @@
 """transformers.js runs what `export` wrote, by the code of its card: needs node, and a folder with that package.
 
-`npm install --ignore-scripts @huggingface/transformers` in a folder, and COLLAB_HEADS_NODE=folder.
+`npm install @huggingface/transformers` in a folder, and COLLAB_HEADS_NODE=folder. `ONNXRUNTIME_NODE_INSTALL=skip`
+leaves out what that package fetches elsewhere, for GPUs.
 """
 
 import json
