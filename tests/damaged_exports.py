@@ -85,8 +85,8 @@ def copied(good: Path, place: Path, *, manifest: bool = True) -> Path:
 
 
 def flipped(good: Path, place: Path, count: int, seed: int = 0) -> Iterator[str]:
-    """Flip one bit of one file in a copy of a folder, again and again; files take turns."""
-    rng, files = random.Random(seed), sorted(file.name for file in good.iterdir())
+    """Flip one bit of one file in a copy of a folder, again and again; files take turns, but for the card."""
+    rng, files = random.Random(seed), sorted(file.name for file in good.iterdir() if file.name != "README.md")
     for number in range(count):
         file = copied(good, place) / files[number % len(files)]
         content = bytearray(file.read_bytes())

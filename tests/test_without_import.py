@@ -17,7 +17,7 @@ from model_sizes import FP32_NOISE
 from safetensors.torch import load_file, save_file
 
 from collab_heads.base.extras import INSTALL
-from collab_heads.saving.marks import BEGINNING, SENTENCE, SOURCE, auto_map
+from collab_heads.saving.marks import SENTENCE, SOURCE, auto_map
 from families import FAMILIES, LAYOUTS
 
 ROOT = Path(__file__).parents[1]
@@ -57,7 +57,7 @@ def assert_named(told):
 
 def test_the_sentence_says_what_to_do():
     assert INSTALL in SENTENCE and "`import collab_heads`" in SENTENCE
-    assert f"{BEGINNING}: {INSTALL}" in SOURCE.read_text()  # a copy: it runs where the package is missing
+    assert INSTALL in SOURCE.read_text()  # a copy: it runs where the package is missing
 
 
 def is_usual(name, change):

@@ -1,6 +1,7 @@
 """A tiny BERT with a tokenizer of its own, and files of examples, for tests of the scripts."""
 
 import csv
+import json
 import random
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 WORDS = [f"w{i}" for i in range(40)]
 INPUTS = ["input_ids", "token_type_ids", "attention_mask"]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+PARTS = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}  # of sentence-transformers
 
 
 def save_tiny_bert(folder: Path, *, dropout: float = 0.1) -> Path:
@@ -40,6 +42,18 @@ def save_tiny_bert(folder: Path, *, dropout: float = 0.1) -> Path:
         attention_probs_dropout_prob=dropout,
     )
     BertModel(config).save_pretrained(folder)
+    return folder
+
+
+def write_modules(folder: Path) -> Path:
+    """Make a sentence encoder of a tiny BERT, whose embeddings are means of length 1, as older folders are."""
+    listed = [{"type": f"sentence_transformers.models.{name}", "path": path} for name, path in PARTS.items()]
+    (folder / "modules.json").write_text(
+        json.dumps([{"idx": number, "name": str(number), **each} for number, each in enumerate(listed)])
+    )
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 32, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     return folder
 
 

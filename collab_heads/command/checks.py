@@ -168,6 +168,24 @@ def export(args: Namespace) -> None:
     check_input(args)
 
 
+def encode(args: Namespace) -> None:
+    """Write the embeddings of texts, a line each, as an array that numpy loads.
+
+        collab-heads encode sentence-transformers/all-MiniLM-L6-v2 text.txt --output embeddings.npy
+        collab-heads encode served text.txt --output embeddings.npy
+
+    The model is a sentence encoder, stock or changed, or what `collab-heads export` wrote of one for ONNX Runtime or
+    OpenVINO. Row i of the array [N, d], float32, is that of line i, empty lines included. Texts longer than the model
+    reads are cut, as sentence-transformers does.
+    """
+    if args.output is None:
+        raise ArgumentError("--output is missing: a new .npy file for the embeddings")
+    if os.path.exists(args.output) or Path(args.output).suffix != ".npy":
+        raise OutputError(f"--output {args.output} must be a new file whose name ends in .npy")
+    check_model_name(args.model)
+    check_files(args.file)
+
+
 def evaluate(args: Namespace) -> None:
     """Score models on a task of yours, on the same examples: the original, changed ones, and what `export` wrote.
 

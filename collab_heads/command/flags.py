@@ -305,6 +305,18 @@ COMMANDS = {
             LOADING,
         ),
     ),
+    "encode": Command(
+        "the embeddings of texts, by a sentence encoder or what `export` wrote of one",
+        checks.encode,
+        alone(
+            flag("model MODEL", "folder, or name on the Hub, of a sentence encoder; or a folder that `export` wrote"),
+            flag("file FILE", "text file with a text a line", path),
+            flag("--output FILE", "where the embeddings go: a new .npy file, with a row for each line", path),
+            flag("--batch_size N", "texts per batch", count_from_1, 32),
+            flag("--prompt_name NAME", "the prompt of the model that stands before each text (default: the model's)"),
+            LOADING,
+        ),
+    ),
     "evaluate": Command(
         "score models on a task of yours: what did they lose, how many answers differ, how fast are they",
         checks.evaluate,

@@ -169,7 +169,8 @@ def save_config(stock: Callable, config: PretrainedConfig, save_directory, *args
     """Save a config together with the code file, the modules of a sentence encoder and the model card beside it."""
     result = stock(config, save_directory, *args, **kwargs)
     write_code(config, Path(save_directory))
-    bring_modules(config, Path(save_directory))
+    if is_changed(config) or trimmed_vocabulary(config) is not None:
+        bring_modules(config, Path(save_directory))
     complete(config, Path(save_directory))
     return result
 

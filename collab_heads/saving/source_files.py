@@ -38,7 +38,7 @@ from collab_heads.saving.vocabularies import (
     tokens_in,
     trimmed_digest,
 )
-from collab_heads.sites.record import FIELD, TRIMMED, trimmed_vocabulary
+from collab_heads.sites.record import FIELD, TRIMMED
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ READ_WITH_OTHERS = (  # by transformers, if a tokenizer of another form is saved
 PATTERNS = (*READ_WITH_OTHERS, "vocab.*", "*.model", "*.spm")  # the last two of sentencepiece
 OF_PROCESSORS = ("*preprocessor_config.json", "processor_config.json")
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
+OF_TEXTS = "sentence_bert_config.json"  # how the transformer of a sentence encoder reads texts; older names are others
 OF_ENCODERS = (MODULES, SETTINGS, "sentence_*_config.json")
 CLASSES = ("SentenceTransformer", "CrossEncoder", "SparseEncoder", "MultiVectorEncoder")
 THEIRS = "sentence_transformers."  # module of the classes that come with sentence-transformers
@@ -229,11 +230,9 @@ def encoder_source(config: PretrainedConfig) -> Path | None:
 
 
 def bring_modules(config: PretrainedConfig, folder: Path) -> None:
-    """Copy the other modules of a changed sentence encoder to its save folder, if no list of modules is there."""
-    if not (is_changed(config) or trimmed_vocabulary(config) is not None) or encoder_class(folder):
-        return
+    """Copy the other modules of a sentence encoder to a folder where it was saved, if no list of modules is there."""
     source = encoder_source(config)
-    if source is None or source.resolve() == folder.resolve():
+    if encoder_class(folder) or source is None or source.resolve() == folder.resolve():
         return
     with warning_of_failure("the modules of sentence-transformers", source, folder):
         if all(str(module.get("type", THEIRS)).startswith(THEIRS) for module in listed(source)):  # no custom code

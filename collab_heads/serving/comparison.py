@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -38,8 +38,8 @@ class Differences:
     """The differences of an exported model from its original, in what has been compared so far.
 
     Attributes:
-        largest: the largest difference of an output.
-        scale: the largest value of an output of the original.
+        largest: the largest difference of each output.
+        scale: the largest value of each output of the original.
         values: the number of values that were compared.
         same: the number of tokens that both chose.
         tokens: the number of tokens that the original chose.
@@ -47,8 +47,8 @@ class Differences:
             their scores.
     """
 
-    largest: float = 0.0
-    scale: float = 0.0
+    largest: dict[str, float] = field(default_factory=dict)
+    scale: dict[str, float] = field(default_factory=dict)
     values: int = 0
     same: int = 0
     tokens: int = 0
@@ -84,8 +84,8 @@ class Differences:
             )
         if is_finite.any():
             a, b = a[is_finite], b[is_finite]
-            self.largest = max(self.largest, float((a - b).abs().max()))
-            self.scale = max(self.scale, float(a.abs().max()) if scale is None else scale)
+            self.largest[name] = max(self.largest.get(name, 0.0), float((a - b).abs().max()))
+            self.scale[name] = max(self.scale.get(name, 0.0), float(a.abs().max()) if scale is None else scale)
             self.values += a.numel()
 
     def add_tokens(self, expected: Tensor, found: Tensor, scores: Sequence[Tensor]) -> None:
@@ -125,8 +125,9 @@ class Differences:
         """
         if not self.values:
             raise ModelStateError("no output could be compared with PyTorch's: nothing was written. Pass other batches")
-        scale, agreeing = self.scale or 1.0, self.same / self.tokens if self.tokens else None
-        return Comparison(self.largest / scale, agreeing, self.margin / scale, before, after)
+        difference = max(largest / (self.scale[name] or 1.0) for name, largest in self.largest.items())
+        agreeing, scale = self.same / self.tokens if self.tokens else None, max(self.scale.values()) or 1.0
+        return Comparison(difference, agreeing, self.margin / scale, before, after)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """export: write a model for the engine that serves it, run it there, and compare it with PyTorch."""
 
 import copy
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +17,26 @@ from collab_heads.base.option_values import EXPORT_TARGETS, ExportTarget
 from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.base.report import Report
 from collab_heads.errors import ArgumentError, ModelStateError
+from collab_heads.files.atomic import write_file
 from collab_heads.files.folders import check_new, write_folder
 from collab_heads.heads.fold import fold_heads
 from collab_heads.layers.weight_grid import leave_grids
 from collab_heads.model.refusals import check_weights, check_wrapper, unmark_dequantised
 from collab_heads.running.batches import each_batch, evaluating
+from collab_heads.saving.card import README
+from collab_heads.saving.source_files import bring_modules
 from collab_heads.saving.vocabularies import check_words
 from collab_heads.serving.comparison import Comparison, check_examples, naming_outputs
 from collab_heads.serving.example_inputs import example_inputs, padded, two_rows, without_labels
 from collab_heads.serving.for_ctranslate2 import CTranslate2
 from collab_heads.serving.for_graphs import Onnx, OpenVino
+from collab_heads.serving.sentence_encoder import (
+    embedding_texts,
+    is_sentence_encoder,
+    sentence_encoder,
+    write_served,
+)
+from collab_heads.serving.served_card import served_card
 from collab_heads.serving.target import Target
 from collab_heads.sites.record import CollabConfig
 
@@ -39,8 +50,8 @@ class ExportReport(Report):
         to: the target.
         int8: whether weights have eight bits.
         megabytes: the size of its files.
-        difference: the largest difference of an output from PyTorch's, as a share of PyTorch's largest output; over the
-            steps of greedy decoding, as long as both chose the same tokens.
+        difference: the largest difference of an output from PyTorch's, as a share of the largest value of that output
+            in PyTorch; over the steps of greedy decoding, as long as both chose the same tokens.
         agreeing: the share of the tokens chosen by greedy decoding that are PyTorch's; None for a model that does not
             generate.
         margin: how far, where a text first gets another token, PyTorch's own is ahead: the largest difference of their
@@ -112,6 +123,8 @@ class StockCheckpoint(Target):
         is_changed = CollabConfig.on(model).sites or CollabConfig.on(model).feed_forwards
         notes = (str(fold_heads(copied)),) if is_changed else ()
         copied.save_pretrained(folder)
+        if is_sentence_encoder(model):
+            bring_modules(model.config, folder)  # sentence-transformers loads it as it loads the original
         return notes
 
     def load(self, model, folder):
@@ -139,9 +152,11 @@ def export(
     """Write a model for an engine, run what was written there, and compare its outputs with PyTorch's.
 
     The model may be an original one, or compressed, pruned, collaborative or gated; it is not changed. If the outputs
-    differ, or anything fails, nothing is left in the folder. Graphs take any number of rows and tokens; those of models
-    that generate have a cache. `load_exported` loads them, and so does `ExportedModel` of transformers. What is for
-    CTranslate2 loads there: `ctranslate2.Encoder`, `Generator` or `Translator`.
+    differ, or anything fails, nothing is left in the folder. Its README.md says how to load it. Graphs take any number
+    of rows and tokens; those of models that generate have a cache. A graph of a model that was loaded from a folder of
+    sentence-transformers puts out `sentence_embedding`, too, with the pooling and the layers of that folder.
+    `load_exported` loads graphs, and so does `ExportedModel` of transformers. What is for CTranslate2 loads there:
+    `ctranslate2.Encoder`, `Generator` or `Translator`.
 
     Examples:
         >>> import tempfile
@@ -174,7 +189,9 @@ def export(
         MissingPackageError: if a package of the target is not installed, or transformers is too old for graphs.
         OutputError: if the folder is not empty, another process is writing it, or it cannot be written.
         ModelStateError: if the config of a stock checkpoint cannot say what the model is, or the outputs differ.
-        UnsupportedModelError: if the exporter cannot export the model, or it is wrapped.
+        UnsupportedModelError: if the exporter cannot export the model, it is wrapped, or its folder of
+            sentence-transformers holds a module that a graph cannot.
+        DataError: if a module in that folder is damaged, or does not fit the others.
     """
     check_choice("target", to, EXPORT_TARGETS)
     check_wrapper(model)
@@ -187,6 +204,8 @@ def export(
     target, folder = TARGETS[to], Path(folder)
     target.check(model, int8)
     check_new(folder)
+    is_encoder = is_sentence_encoder(model)
+    encoder = sentence_encoder(model) if is_encoder and target.embeds else None
     given = [example_inputs(model)] if batches is None else [without_labels(batch) for batch in each_batch(batches)]
 
     def fill(place: Path) -> ExportReport:
@@ -195,6 +214,9 @@ def export(
             notes = target.write(model, place, example, tokenizer=tokenizer, int8=int8)
             if tokenizer is not None:
                 tokenizer.save_pretrained(place)
+            if encoder is not None:
+                write_served(encoder, place)
+            (place / README).unlink(missing_ok=True)  # of a trimmed model
         with naming_outputs(model):
             compared = target.compare(model, place, given, tokenizer)
         tolerance = max(target.tolerance, ROUNDINGS * coarsest(model))
@@ -202,10 +224,13 @@ def export(
         size = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
         return ExportReport(str(folder), to, int8, size / 1e6, *compared, notes=notes)
 
-    with evaluating(model), keeping_threads():
+    with evaluating(model), keeping_threads(), embedding_texts(model, encoder):
         with naming_outputs(model):
             check_examples(model, given)
-        return write_folder(folder, fill, sum(parameter.nbytes for parameter in model.parameters()), only_new=True)
+        report = write_folder(folder, fill, sum(parameter.nbytes for parameter in model.parameters()), only_new=True)
+    # beside what the manifest lists: users edit cards
+    write_file(Path(os.path.realpath(folder), README), served_card(model, to, report, is_encoder).encode("utf-8"))
+    return report
 
 
 def coarsest(model: PreTrainedModel) -> float:

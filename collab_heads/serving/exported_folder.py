@@ -19,7 +19,9 @@ from collab_heads.base.extras import check_extra
 from collab_heads.errors import DataError
 from collab_heads.files.folders import MANIFEST, damage, read_manifest
 from collab_heads.files.reading import check_file, parse_json, read_text
+from collab_heads.saving.source_files import OF_TEXTS, SETTINGS, files_in
 from collab_heads.serving.graph_interface import input_names, output_tree
+from collab_heads.serving.sentence_encoder import EMBEDDING, Texts, read_texts
 from collab_heads.serving.target import first_line
 from collab_heads.sites.record import check_keys
 from collab_heads.sites.state import expect
@@ -45,11 +47,21 @@ class Port(NamedTuple):
 
 
 class Exported(NamedTuple):
-    """The content of a folder: transformers' model, not yet in its engine, and the shapes of the caches."""
+    """The content of a folder.
+
+    Attributes:
+        model: transformers' model, not yet in its engine.
+        engine: the engine.
+        caches: the shapes of the caches.
+        texts: how a sentence encoder reads texts; None for another model.
+        width: of its embeddings.
+    """
 
     model: Any
     engine: str
     caches: list[list[int]]
+    texts: Texts | None
+    width: int
 
 
 def read_exported(folder: Path, check: bool) -> Exported:
@@ -81,7 +93,7 @@ def read_exported(folder: Path, check: bool) -> Exported:
         )
     exporter, files = get_exporter_class(engine), FILES[engine]
     weights = {files[1].format(name) for name in described}
-    components = {}
+    components, texts, width = {}, None, 0
     for name, metadata in described.items():
         path = folder / files[0].format(name)
         with naming(path):
@@ -92,7 +104,9 @@ def read_exported(folder: Path, check: bool) -> Exported:
             components[name] = ExportedComponent(program, fitted(metadata, inputs, outputs))
         with naming(folder / CACHES):
             check_caches(name, caches, inputs, outputs)
-    return Exported(ExportedModel(components, engine, config, generation), engine, caches)
+        if embedding := next((port for port in outputs if EMBEDDING in port.names), None):
+            texts, width = read_texts(folder), embedding.shape[-1] or 0
+    return Exported(ExportedModel(components, engine, config, generation), engine, caches, texts, width)
 
 
 def check_folder(folder: Path) -> None:
@@ -118,7 +132,8 @@ def check_digests(folder: Path) -> None:
     if (folder / MANIFEST).exists():
         listed = (read_manifest(folder) or {})["files"]
         ends = tuple(Path(name).suffix for names in FILES.values() for name in names)
-        read = [EXPORT, CONFIG, GENERATION, CACHES, *(each.name for each in folder.iterdir() if each.suffix in ends)]
+        read = [EXPORT, CONFIG, GENERATION, CACHES, OF_TEXTS, SETTINGS, *(each.name for each in files_in(folder))]
+        read += [each.name for each in folder.iterdir() if each.suffix in ends]
         if others := [name for name in read if name not in listed and (folder / name).exists()]:
             raise DataError(
                 f"{folder} is damaged: {MANIFEST} does not list {', '.join(others)}: {AGAIN}, or pass check=False"

@@ -34,7 +34,7 @@ LEAST = 4096  # bytes of a weight that is shared: less than that is filled up to
 class Graph(Target):
     """A graph that transformers' own exporters make: any size in every layer, a cache where the model generates."""
 
-    has_int8 = True
+    has_int8 = embeds = True
 
     def check(self, model, int8):
         super().check(model, int8)
@@ -82,6 +82,7 @@ class Graph(Target):
                 ) from error
             config = copy.deepcopy(model.config)
             forget(config)
+            config.name_or_path = ""  # the modules beside a trimmed model are in the graph
             generation = copy.deepcopy(model.generation_config) if model.can_generate() else None
             if generation is not None:  # the graph decodes with a cache, whatever the config says
                 generation.use_cache = config.get_text_config().use_cache = True

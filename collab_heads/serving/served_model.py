@@ -1,10 +1,12 @@
 """Call and run what was exported as a graph: a model that takes inputs and generates, as the original does."""
 
 import copy
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
@@ -16,10 +18,12 @@ from transformers.utils import ModelOutput
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_count
 from collab_heads.base.extras import MissingPackageError, is_installed
-from collab_heads.errors import ArgumentError
+from collab_heads.errors import ArgumentError, ModelStateError
 from collab_heads.layers.attention import CACHE
+from collab_heads.saving.source_files import files_in
 from collab_heads.serving.exported_folder import CONFIG, DECODER, ENCODER, SINGLE, naming, read_exported
 from collab_heads.serving.graph_interface import taken
+from collab_heads.serving.sentence_encoder import EMBEDDING, TextReader, Texts
 
 
 class CrossAttentionEncoder(nn.Module):
@@ -60,11 +64,21 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         exported: the graphs, as transformers' exporters make and load them.
         caches: the shapes of the self-attention cache of every layer, [heads, width of keys, width of values]; empty
             for a model that does not generate.
+        folder: the folder, which has the tokenizer.
+        texts: how a sentence encoder reads texts; None for another model.
+        width: of its embeddings, d.
     """
 
-    def __init__(self, exported: Any, caches: Sequence[Sequence[int]] = ()):
+    def __init__(
+        self,
+        exported: Any,
+        caches: Sequence[Sequence[int]] = (),
+        folder: Path | None = None,
+        texts: Texts | None = None,
+        width: int = 0,
+    ):
         super().__init__(copy.deepcopy(exported.config))
-        self.exported, self.caches = exported, caches
+        self.exported, self.caches, self.folder, self.texts, self.width = exported, caches, folder, texts, width
         if exported.generation_config is not None:
             self.generation_config = exported.generation_config
         has_two = self.config.is_encoder_decoder and bool(caches)
@@ -95,6 +109,38 @@ class ServedModel(PreTrainedModel, GenerationMixin):
             kwargs: the same.
         """
         return self.encoder
+
+    @functools.cached_property
+    def reader(self) -> TextReader:
+        """What makes the inputs of a sentence encoder from texts.
+
+        Raises:
+            ModelStateError: if the model puts out no embeddings of texts, or the folder has no tokenizer.
+        """
+        if self.folder is None or self.texts is None:
+            raise ModelStateError(
+                f"this {self.config.model_type} puts out no {EMBEDDING}: export a model that was loaded from a folder "
+                "of sentence-transformers, which has a modules.json"
+            )
+        if not files_in(self.folder):
+            raise ModelStateError(f"{self.folder} has no tokenizer: export with tokenizer=, or save it there")
+        return TextReader(self.folder, self.texts, self.config)
+
+    def encode(self, texts: Sequence[str], batch_size: int = 32, *, prompt_name: str | None = None) -> np.ndarray:
+        """Return the embeddings of texts, [N, d], float32, as the `encode` of sentence-transformers does.
+
+        Args:
+            texts: the texts, N of them. Those of similar length are read together; longer ones than the model reads
+                are cut.
+            batch_size: texts that are read at a time.
+            prompt_name: the name of the prompt that stands before each text; None for that of the model, if it has one.
+
+        Raises:
+            ArgumentError: if a text is none, or there is no such prompt.
+            ModelStateError: if the model puts out no embeddings of texts, or the folder has no tokenizer.
+            DataError: if the tokenizer in the folder cannot be loaded.
+        """
+        return self.reader.encode(self, texts, batch_size, prompt_name, self.width)
 
     def empty_cache(self, rows: int) -> DynamicCache:
         """Return a cache of no tokens.
@@ -222,7 +268,8 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         Raises:
             ArgumentError: if an input is missing, or is none of the graph and would change what it computes.
         """
-        return self.exported.runners[graph](**taken(given, self.names, self.constants, self.config))
+        outputs = self.exported.runners[graph](**taken(given, self.names, self.constants, self.config))
+        return ModelOutput(outputs) if type(outputs) is dict else outputs
 
 
 class ServedEncoder(nn.Module):
@@ -291,7 +338,7 @@ def load_exported(folder: str | Path, *, threads: int | None = None, check: bool
             if you changed a file yourself.
 
     Returns:
-        A model that is called, and generates, as the original does.
+        A model that is called, and generates, as the original does; a sentence encoder also has `encode(texts)`.
 
     Raises:
         DataError: if there is no such folder, it holds no export, or a file in it is damaged; the message names it.
@@ -301,11 +348,11 @@ def load_exported(folder: str | Path, *, threads: int | None = None, check: bool
     folder = Path(folder)
     if threads is not None:
         check_count("threads", threads, least=1, most=1 << 16)
-    exported, engine, caches = read_exported(folder, check)
+    exported, engine, caches, texts, width = read_exported(folder, check)
     with naming(folder):
         exported.to("cpu", **engine_options(engine, threads))
     with naming(folder / CONFIG):
-        return ServedModel(exported, caches)
+        return ServedModel(exported, caches, folder, texts, width)
 
 
 def engine_options(engine: str, threads: int | None) -> dict[str, Any]:

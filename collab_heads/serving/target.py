@@ -31,12 +31,14 @@ class Target(ABC):
         tolerance: the largest difference of an output from PyTorch's, as a share of PyTorch's largest output.
         int8_tolerance: the same with weights of eight bits.
         has_int8: whether it takes weights of eight bits.
+        embeds: whether it puts out embeddings of texts, where the model is a sentence encoder.
     """
 
     name: ClassVar[ExportTarget]
     tolerance: ClassVar[float] = 1e-3  # of float32 in another engine; seen: 2e-6 to 1e-5
     int8_tolerance: ClassVar[float] = 0.9  # seen: up to 0.2; zeros differ by 1, and another model by more
     has_int8: ClassVar[bool] = False
+    embeds: ClassVar[bool] = False
 
     def check(self, model: PreTrainedModel, int8: bool) -> None:
         """Raise an error if the target is not installed, or cannot take the model."""

@@ -61,6 +61,7 @@ def names(bert, marian, files, tmp_path):
     tiny.write_csv(tmp_path / "dev.csv", [row | {"score": number % 5} for number, row in enumerate(tiny.rows(16, 3))])
     for model, name in ((bert, "compressed"), (bert, "served"), (marian, "compressed-de-en")):
         shutil.copytree(model, tmp_path / name)
+    tiny.write_modules(tmp_path / "served")
     gated = BertModel.from_pretrained(bert)
     swap_to_gated(gated)
     gated.save_pretrained(tmp_path / "gated")
@@ -81,6 +82,8 @@ def test_the_examples_run(words, names, tmp_path, monkeypatch):
     words = [names.get(word, word) for word in words]
     if words[1:2] == ["small"]:  # the examples before have written it
         words[1] = names["sentence-transformers/all-MiniLM-L6-v2"]
+    if "--output_dir" in words:  # what a later example reads
+        shutil.rmtree(words[words.index("--output_dir") + 1], ignore_errors=True)
     known = main.flags_of(main.parser(words[0]))
     quick = [part for flag, value in QUICK.items() if flag in known and flag not in words for part in (flag, value)]
     assert commands.run(*words, *quick) is not None

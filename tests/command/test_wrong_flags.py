@@ -15,6 +15,7 @@ NEEDED = {
     "prune": ["bert", "--output_dir", "new"],
     "trim": ["bert", "--data", __file__, "--output_dir", "new"],
     "export": ["bert", "--output_dir", "new"],
+    "encode": ["bert", __file__, "--output", "new.npy"],
     "evaluate": ["bert", "bert", "--task", "similarity", "--data", __file__],
     "fold": ["bert", "--output_dir", "new"],
     "analyze": ["bert", "--data", __file__, "--output_dir", "new"],

@@ -170,7 +170,7 @@ def test_digests_name_the_file_and_may_be_left_out(folder, tmp_path):
 
 
 def test_what_is_cut_off_or_gone(bad):
-    for file in sorted(bad.iterdir()):
+    for file in sorted(file for file in bad.iterdir() if file.name != "README.md"):
         content = file.read_bytes()
         for kept in (None, b"", content[: len(content) // 2], b"\0" * len(content)):
             file.unlink()

@@ -1,0 +1,145 @@
+"""The card of an exported folder: what it is, and how each engine and server loads it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from huggingface_hub import ModelCardData
+from transformers import PreTrainedModel
+
+from collab_heads.base.extras import INSTALL
+from collab_heads.base.option_values import ExportTarget
+from collab_heads.contract.registry import is_lone_decoder
+from collab_heads.saving.card import ENCODERS, LIBRARY, NAME, TAG, VOCABULARY, base_of
+from collab_heads.sites.record import trimmed_vocabulary
+
+EMBEDS, GENERATES, TRANSLATES, RUNS = "embeds", "generates", "translates", "runs"  # what models do
+EVERY = (EMBEDS, GENERATES, TRANSLATES, RUNS)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A program that loads an exported folder.
+
+    Attributes:
+        name: its name.
+        targets: what it loads.
+        does: the models that it runs, by what they do.
+        code: how; a `language` and lines.
+        language: of the code.
+    """
+
+    name: str
+    targets: tuple[ExportTarget, ...]
+    does: tuple[str, ...]
+    code: str
+    language: str = "python"
+
+
+OURS = f"# {INSTALL}\nfrom collab_heads import load_exported\n\nmodel = load_exported('{NAME}')\n"
+TOKENIZED = (
+    "from transformers import AutoTokenizer\n\n"
+    f"inputs = AutoTokenizer.from_pretrained('{NAME}')(['A sentence.'], padding=True, return_tensors='np')\n"
+)
+IN_ONNX = f"import onnxruntime\n{TOKENIZED}session = onnxruntime.InferenceSession('{NAME}/model.onnx')\n"
+IN_ONNX += "named = {each.name: inputs[each.name] for each in session.get_inputs()}\n"
+IN_OPENVINO = (
+    f"import openvino\n{TOKENIZED}"
+    "precise = {'INFERENCE_PRECISION_HINT': 'f32'}\n"
+    f"graph = openvino.Core().compile_model('{NAME}/openvino_model.xml', 'CPU', precise)\n"
+    "outputs = graph({each.any_name: inputs[each.any_name] for each in graph.inputs})\n"
+)
+BY_CTRANSLATE2 = {EMBEDS: "Encoder", RUNS: "Encoder", GENERATES: "Generator", TRANSLATES: "Translator"}
+READERS = (
+    Reader("collab_heads", ("onnx", "openvino"), (EMBEDS,), f"{OURS}embeddings = model.encode(['A sentence.'])"),
+    Reader(
+        "collab_heads",
+        ("onnx", "openvino"),
+        (GENERATES, TRANSLATES),
+        f"{OURS}# model.generate(**inputs), as in transformers",
+    ),
+    Reader("collab_heads", ("onnx", "openvino"), (RUNS,), f"{OURS}# model(**inputs), as in transformers"),
+    Reader(
+        "sentence-transformers",
+        ("onnx", "openvino"),
+        (EMBEDS,),
+        f"# {INSTALL}, which runs the graph\nfrom sentence_transformers import SentenceTransformer\n\n"
+        f"embeddings = SentenceTransformer('{NAME}', trust_remote_code=True).encode(['A sentence.'])",
+    ),
+    Reader(
+        "ONNX Runtime", ("onnx",), (EMBEDS,), f"{IN_ONNX}(embeddings,) = session.run(['sentence_embedding'], named)"
+    ),
+    Reader("ONNX Runtime", ("onnx",), (RUNS,), f"{IN_ONNX}outputs = session.run(None, named)"),
+    Reader(
+        "transformers.js (Node)",
+        ("onnx",),
+        (EMBEDS,),
+        'import { AutoModel, AutoTokenizer, env } from "@huggingface/transformers";\n\n'
+        'env.localModelPath = "";\n'
+        f'const tokenizer = await AutoTokenizer.from_pretrained("{NAME}");\n'
+        f'const model = await AutoModel.from_pretrained("{NAME}", {{ dtype: "fp32", subfolder: "" }});\n'
+        'const inputs = await tokenizer(["A sentence."], { padding: true, truncation: true });\n'
+        "const { sentence_embedding } = await model(inputs);",
+        "js",
+    ),
+    Reader(
+        "text-embeddings-inference",
+        ("onnx",),
+        (EMBEDS,),
+        f"text-embeddings-router --model-id {NAME}  # a folder",
+        "bash",
+    ),
+    Reader("OpenVINO", ("openvino",), (EMBEDS,), f"{IN_OPENVINO}embeddings = outputs['sentence_embedding']"),
+    Reader("OpenVINO", ("openvino",), (RUNS,), IN_OPENVINO.rstrip()),
+    *(
+        Reader("CTranslate2", ("ctranslate2",), (does,), f"import ctranslate2\n\nmodel = ctranslate2.{kind}('{NAME}')")
+        for does, kind in BY_CTRANSLATE2.items()
+    ),
+    Reader(
+        "sentence-transformers",
+        ("transformers",),
+        (EMBEDS,),
+        "from sentence_transformers import SentenceTransformer\n\n"
+        f"embeddings = SentenceTransformer('{NAME}').encode(['A sentence.'])",
+    ),
+    Reader(
+        "transformers",
+        ("transformers",),
+        EVERY,
+        f"import transformers\n\nmodel = transformers.{{architecture}}.from_pretrained('{NAME}')",
+    ),
+)
+
+
+def what_it_does(model: PreTrainedModel, is_encoder: bool) -> str:
+    """Return what a model does, one of `EVERY`."""
+    if is_encoder:
+        return EMBEDS
+    if not model.can_generate():
+        return RUNS
+    return GENERATES if is_lone_decoder(model.config) else TRANSLATES
+
+
+def served_card(model: PreTrainedModel, to: ExportTarget, report: object, is_encoder: bool) -> str:
+    """Return the text of the card of an exported folder.
+
+    Args:
+        model: the original.
+        to: the target.
+        report: of the export.
+        is_encoder: whether the model is a sentence encoder.
+    """
+    base, trimmed, kind = base_of(model.config), trimmed_vocabulary(model.config), type(model).__name__
+    library = ENCODERS if is_encoder and to != "ctranslate2" else LIBRARY if to == "transformers" else to
+    said: dict[str, Any] = {"library_name": library, **base, "tags": [TAG, to]}
+    data = ModelCardData(**said)
+    parts = [f"---\n{data.to_yaml()}\n---", f"# {base.get('base_model') or kind}, exported to {to} by collab_heads"]
+    parts += [VOCABULARY.format(**trimmed)] if trimmed else []
+    does = what_it_does(model, is_encoder)
+    found = [each for each in READERS if to in each.targets and does in each.does]
+    parts += ["## Load it", *(part for each in found for part in (f"### {each.name}", fenced(each, kind)))]
+    return "\n\n".join([*parts, "## What was exported", f"```text\n{report}\n```"]) + "\n"
+
+
+def fenced(reader: Reader, architecture: str) -> str:
+    """Return the code of a reader, fenced."""
+    return f"```{reader.language}\n{reader.code.replace('{architecture}', architecture)}\n```"

@@ -1,0 +1,362 @@
+"""Sentence encoders: their graphs put out embeddings, as sentence-transformers computes them; files are checked."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from later import Later
+from model_sizes import VOCABULARY
+from slow_cases import slow
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast
+
+import tiny
+from collab_heads import compress, export, load_exported, trim_vocabulary
+from collab_heads.errors import ArgumentError, CollabHeadsError, DataError, ModelStateError, UnsupportedModelError
+from collab_heads.saving.card import NAME
+from collab_heads.serving import export as exports
+from collab_heads.serving.export import TARGETS
+from collab_heads.serving.sentence_encoder import EMBEDDING, POOLINGS, Pooling, is_sentence_encoder, sentence_encoder
+from collab_heads.serving.served_card import served_card
+from families import FAMILIES
+
+pytest.importorskip("transformers.exporters.runners", reason="exports of graphs need transformers 5.23")
+pytest.importorskip("sentence_transformers")
+
+sentence_transformers = Later("sentence_transformers")
+modules = Later("sentence_transformers.sentence_transformer.modules")
+EMBEDDING_NOISE = 1e-5  # of embeddings of length 1, in float32 in another engine; seen: 3e-7
+LONGEST = 8  # tokens of a text
+TEXTS = ["w5 w9 w20", "w7", "", "w31 w8 w15 w60 w12 w3 w44 w9 w10 w11 w12 w13 w14", "W20 w9 w5 w50", "w4 w6"]
+
+
+def store(folder, pooling="mean", prompts=None):
+    """A sentence encoder of words w0 to w60 as sentence-transformers saves it; w3 and w4 stand around a text."""
+    base, words = (
+        folder.parent / "transformer",
+        Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, "w3")),
+    )
+    FAMILIES["bert"].build().bert.save_pretrained(base)
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.post_processor = processors.TemplateProcessing("w3 $A w4", special_tokens=[("w3", 3), ("w4", 4)])
+    named = {"pad_token": "w1", "unk_token": "w3", "model_input_names": tiny.INPUTS}
+    PreTrainedTokenizerFast(tokenizer_object=words, **named).save_pretrained(base)
+    transformer = modules.Transformer(str(base), max_seq_length=LONGEST, do_lower_case=True)
+    pool = modules.Pooling(transformer.get_embedding_dimension(), pooling)
+    torch.manual_seed(0)
+    dense = modules.Dense(pool.get_embedding_dimension(), 40)
+    parts = [transformer, pool, dense, modules.Normalize()]
+    made = sentence_transformers.SentenceTransformer(modules=parts, device="cpu", prompts=prompts)
+    made.save_pretrained(str(folder))
+    return folder
+
+
+def embedder(folder, **options):
+    return sentence_transformers.SentenceTransformer(str(folder), device="cpu", **options)
+
+
+def exported(source, folder, to="onnx", **options):
+    model = AutoModel.from_pretrained(source).eval()
+    return export(model, folder, to, tokenizer=AutoTokenizer.from_pretrained(source), **options)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return store(tmp_path_factory.mktemp("encoder") / "all poolings", tuple(POOLINGS))
+
+
+@pytest.fixture(scope="module")
+def in_onnx(encoder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served") / "onnx"
+    exported(encoder, folder)
+    return folder
+
+
+@pytest.mark.parametrize("left", (False, True))
+@pytest.mark.parametrize("mode", POOLINGS)
+def test_poolings_are_those_of_sentence_transformers(mode, left):
+    generator, mask = torch.Generator().manual_seed(0), torch.ones(3, 7, dtype=torch.long)
+    states = torch.randn(3, 7, 12, generator=generator)
+    mask[1, slice(4) if left else slice(-4, None)] = 0
+    features = {"token_embeddings": states, "attention_mask": mask}
+    expected = modules.Pooling(12, mode)(features)["sentence_embedding"]
+    found = Pooling({"embedding_dimension": 12, "pooling_mode": mode}, 12)(states, mask)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)  # sums of another order
+
+
+@pytest.mark.parametrize("to", ("onnx", *slow("openvino")))
+def test_encode_is_that_of_sentence_transformers(to, encoder, in_onnx, tmp_path):
+    folder = in_onnx
+    if to != "onnx":
+        exported(encoder, folder := tmp_path / to, to)
+    served, expected = load_exported(folder, threads=1), embedder(encoder).encode(TEXTS)
+    for batch_size in (32, 2):
+        found = served.encode(TEXTS, batch_size)
+        assert found.dtype == np.float32 and found.shape == (len(TEXTS), 40)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=EMBEDDING_NOISE)
+    assert served.reader(TEXTS)["input_ids"].shape == (len(TEXTS), LONGEST)  # cut
+    assert served.encode([]).shape == (0, 40)
+    batch = served.reader(TEXTS)
+    with torch.no_grad():
+        states = AutoModel.from_pretrained(encoder).eval()(**batch).last_hidden_state
+    mask = batch["attention_mask"].bool()
+    torch.testing.assert_close(served(**batch).last_hidden_state[mask], states[mask], rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ("onnx", "openvino"))
+@pytest.mark.parametrize("bits", (8, 4))
+def test_embeddings_of_few_bits(bits, to, encoder, tmp_path):
+    """Weights on grids embed as in PyTorch; in integers they are near to it."""
+    model, tokenizer = AutoModel.from_pretrained(encoder).eval(), AutoTokenizer.from_pretrained(encoder)
+    texts = [f"w{i} w{i + 1} w{60 - i}" for i in range(5, 50)]
+    batches = [tokenizer(texts[start : start + 9], return_tensors="pt", padding=True) for start in range(0, 45, 9)]
+    compress(model, batches, 0.9, bits=bits, parts=(), refine_steps=0)
+    model.save_pretrained(tmp_path / "few")
+    export(model, tmp_path / "served", to, tokenizer=tokenizer)
+    served, expected = load_exported(tmp_path / "served"), embedder(tmp_path / "few").encode(TEXTS)
+    np.testing.assert_allclose(served.encode(TEXTS), expected, rtol=0, atol=EMBEDDING_NOISE)
+    export(model, tmp_path / "int8", to, tokenizer=tokenizer, int8=True)
+    cosine = (load_exported(tmp_path / "int8").encode(TEXTS) * expected).sum(1)
+    assert cosine.min() > 0.98, cosine  # seen: 0.996
+
+
+@pytest.mark.slow
+def test_a_trimmed_encoder(tmp_path):
+    """Its config would bring modules and a card along, as any save of it does."""
+    source, texts = tiny.write_modules(tiny.save_tiny_bert(tmp_path / "source")), ["w5 w9 w20", "w7", "w1 w2 w3"]
+    small, _ = trim_vocabulary(model := AutoModel.from_pretrained(source), AutoTokenizer.from_pretrained(source), texts)
+    model.save_pretrained(tmp_path / "small")
+    small.save_pretrained(tmp_path / "small")
+    (tmp_path / "small" / "1_Pooling" / "weights.bin").write_bytes(b"large")
+    exported(tmp_path / "small", tmp_path / "served")
+    found, expected = load_exported(tmp_path / "served").encode(texts), embedder(source).encode(texts)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=EMBEDDING_NOISE)
+    assert [file.name for file in (tmp_path / "served" / "1_Pooling").iterdir()] == ["config.json"]
+    assert "## Vocabulary" in (tmp_path / "served" / "README.md").read_text()
+
+
+def test_prompts(encoder, in_onnx, tmp_path):
+    prompts = {"query": "w9 w10 ", "none": ""}
+    source, folder = shutil.copytree(encoder, tmp_path / "prompts"), shutil.copytree(in_onnx, tmp_path / "served")
+    (folder / "manifest.json").unlink()
+    for each in (source, folder):
+        file = each / "config_sentence_transformers.json"
+        said = json.loads(file.read_text()) | {"prompts": prompts, "default_prompt_name": "query", "truncate_dim": 5}
+        file.write_text(json.dumps(said))
+    served, expected = load_exported(folder), embedder(source)
+    for name in (None, "none", "query"):
+        found = served.encode(TEXTS, prompt_name=name)
+        np.testing.assert_allclose(found, expected.encode(TEXTS, prompt_name=name), rtol=0, atol=EMBEDDING_NOISE)
+    with pytest.raises(ArgumentError, match=r"unknown prompt_name 'quer' \(did you mean 'query'\?\)"):
+        served.encode(TEXTS, prompt_name="quer")
+
+
+def test_texts_of_no_tokens(in_onnx):
+    """Of a tokenizer that puts nothing around a text: engines fail on a batch without tokens."""
+    served = load_exported(in_onnx)
+    served.reader.tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing("$A")
+    assert served.reader([""])["attention_mask"].tolist() == [[0]]
+    assert served.encode([""]).shape == (1, 40)
+
+
+def test_what_has_no_embeddings(in_onnx, folder, tmp_path):
+    with pytest.raises(ModelStateError, match=r"this bert puts out no sentence_embedding.*a modules\.json"):
+        load_exported(folder).encode(TEXTS)
+    for wrong in ("w5", [5], [["w5", "w6"]]):
+        with pytest.raises(ArgumentError, match="texts must be a list of texts"):
+            load_exported(in_onnx).encode(wrong)
+    bare = shutil.copytree(in_onnx, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*", "manifest*"))
+    with pytest.raises(ModelStateError, match="has no tokenizer: export with tokenizer="):
+        load_exported(bare).encode(TEXTS)
+
+
+def test_a_model_with_a_head_is_no_sentence_encoder(encoder, tmp_path):
+    from transformers import BertForSequenceClassification
+
+    assert not is_sentence_encoder(BertForSequenceClassification.from_pretrained(encoder))
+    shutil.copytree(encoder, tmp_path / "cross")
+    settings = tmp_path / "cross" / "config_sentence_transformers.json"
+    settings.write_text(json.dumps({"model_type": "CrossEncoder"}))
+    assert not is_sentence_encoder(AutoModel.from_pretrained(tmp_path / "cross"))
+
+
+def test_the_check_of_an_export_covers_embeddings(encoder, tmp_path, monkeypatch):
+    """The engine's are another model's: also in eight bits, where little else would be an error."""
+    target, load = TARGETS["onnx"], TARGETS["onnx"].load
+
+    def wrong(model, folder):
+        served = load(model, folder)
+        return lambda **inputs: served(**inputs) | {EMBEDDING: torch.zeros_like(served(**inputs)[EMBEDDING])}
+
+    monkeypatch.setattr(target, "load", wrong)
+    with pytest.raises(ModelStateError, match=r"in onnx differs from PyTorch by 1 of its largest output"):
+        exported(encoder, tmp_path / "served", int8=True)
+    assert not list(tmp_path.iterdir())
+
+
+def edited(file, **changes):
+    def edit(source):
+        (source / file).write_text(json.dumps(json.loads((source / file).read_text()) | changes))
+
+    return edit
+
+
+def module(number, **changes):
+    def edit(source):
+        listed = json.loads((source / "modules.json").read_text())
+        listed[number] |= changes
+        (source / "modules.json").write_text(json.dumps(listed))
+
+    return edit
+
+
+def pickled(folder):
+    return lambda source: (source / folder / "model.safetensors").rename(source / folder / "pytorch_model.bin")
+
+
+def cut(file):
+    return lambda source: (source / file).write_bytes((source / file).read_bytes()[:-9])
+
+
+POOL, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
+WRONG = {  # what the message says -> an edit of the folder
+    r"a graph cannot hold the module hostile\.Pooling, but Pooling, Dense, Normalize": module(
+        1, type="hostile.Pooling"
+    ),
+    r"a graph cannot hold the module sentence_transformers\.models\.LSTM": module(
+        1, type="sentence_transformers.models.LSTM"
+    ),
+    r"holds Transformer, Normalize, Dense, Normalize: a graph takes": module(
+        1, type="sentence_transformers.models.Normalize"
+    ),
+    r"leads out of .*: put the file itself there": module(1, path="../elsewhere"),
+    r"pooling_mode is 'median', expected of cls, max, mean": edited(POOL, pooling_mode="median"),
+    r"pooling_mode is \[\], expected": edited(POOL, pooling_mode=[]),
+    r"include_prompt is False, expected true": edited(POOL, include_prompt=False),
+    r"embedding_dimension of the pooling is 31": edited(POOL, embedding_dimension=31),
+    r"the config of the pooling has unknown entries \['loader'\]": edited(POOL, loader="hostile"),
+    r"activation_function is 'os\.system', expected one of torch\.nn": edited(DENSE, activation_function="os.system"),
+    r"activation_function is 'torch\.hub\.load'": edited(DENSE, activation_function="torch.hub.load"),
+    r"in_features is 5, expected 192": edited(DENSE, in_features=5),
+    r"the shapes of the weights is .*, expected .*\(60000, 192\)": edited(DENSE, out_features=60_000),
+    r"use_residual is True, expected false": edited(DENSE, use_residual=True),
+    r"module_input_name is 'token_embeddings', expected 'sentence_embedding'": edited(
+        DENSE, module_input_name="token_embeddings"
+    ),
+    r"2_Dense has no model\.safetensors, and pickles are not read: save it again": pickled("2_Dense"),
+    r"2_Dense: ": cut("2_Dense/model.safetensors"),
+    r"1_Pooling: ": cut(POOL),
+    r"max_seq_length is -1, expected a size": edited("sentence_bert_config.json", max_seq_length=-1),
+    r"default_prompt_name is 'x', expected the name of a prompt": edited(
+        "config_sentence_transformers.json", default_prompt_name="x"
+    ),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_what_a_graph_cannot_hold_is_refused_before_any_work(message, encoder, tmp_path, monkeypatch):
+    source = shutil.copytree(encoder, tmp_path / "source")
+    WRONG[message](source)
+    monkeypatch.setattr(exports, "example_inputs", lambda model: pytest.fail("the work has begun"))
+    with pytest.raises((DataError, UnsupportedModelError), match=message) as raised:
+        exported(source, tmp_path / "served")
+    assert isinstance(raised.value, CollabHeadsError) and not (tmp_path / "served").exists()
+
+
+def test_folders_of_older_versions(encoder, tmp_path):
+    """Flags for poolings, other names of classes; the order of poolings is that of the flags."""
+    source = shutil.copytree(encoder, tmp_path / "source")
+    width = json.loads((source / POOL).read_text())["embedding_dimension"]
+    flags = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True, "pooling_mode_max_tokens": False}
+    (source / POOL).write_text(json.dumps({"word_embedding_dimension": width, **flags}))
+    listed = json.loads((source / "modules.json").read_text())[:2]
+    for each in listed:
+        each["type"] = f"sentence_transformers.models.{each['type'].rpartition('.')[2]}"
+    (source / "modules.json").write_text(json.dumps(listed))
+    found = sentence_encoder(AutoModel.from_pretrained(source))
+    assert found.steps[0].modes == ("cls", "mean") and found.texts.max_seq_length in (None, LONGEST)
+
+
+def test_sentence_transformers_loads_an_export(encoder, in_onnx, tmp_path):
+    with pytest.raises(ValueError, match="trust_remote_code=True"):  # it loads no class of another package without
+        embedder(in_onnx)
+    model, expected = embedder(in_onnx, trust_remote_code=True), embedder(encoder).encode(TEXTS)
+    np.testing.assert_allclose(model.encode(TEXTS), expected, rtol=0, atol=EMBEDDING_NOISE)
+    assert (model.max_seq_length, model.get_embedding_dimension()) == (LONGEST, 40)
+    assert [len(each) for each in model.encode(TEXTS[:2], output_value="token_embeddings")] == [5, 3]
+    model.save_pretrained(str(tmp_path / "again"))
+    again = embedder(tmp_path / "again", trust_remote_code=True)
+    np.testing.assert_allclose(again.encode(TEXTS), expected, rtol=0, atol=EMBEDDING_NOISE)
+    with pytest.raises(ArgumentError, match="the model reads texts"):
+        model.encode([("w5", "w6")])
+
+
+def code_of(folder):
+    return re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text().replace(NAME, str(folder)), re.DOTALL)
+
+
+@pytest.mark.parametrize("to", ("onnx", *slow("openvino"), "transformers"))
+def test_the_code_of_a_card_runs(to, encoder, in_onnx, tmp_path):
+    """All of its Python embeds a sentence, but what only loads the transformer."""
+    folder, results = in_onnx if to == "onnx" else tmp_path / to, []
+    if to != "onnx":
+        exported(encoder, folder, to)
+    for code in code_of(folder):
+        exec(code, seen := {})
+        results += [seen["embeddings"]] if "embeddings" in seen else []
+    expected = embedder(encoder).encode(["A sentence."])
+    assert len(results) == (1 if to == "transformers" else 3)
+    for each in results:
+        np.testing.assert_allclose(each, expected, rtol=0, atol=EMBEDDING_NOISE)
+
+
+def test_a_card_may_be_edited(folder, tmp_path):
+    served = shutil.copytree(folder, tmp_path / "served")
+    (served / "README.md").write_text("mine")
+    assert load_exported(served).config.model_type == "bert"
+    assert [code.strip().splitlines()[-1] for code in code_of(folder)] == [
+        "# model(**inputs), as in transformers",
+        "outputs = session.run(None, named)",
+    ]
+
+
+@pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.parametrize("name", ("bert", "gpt2", "marian"))
+def test_each_card_names_a_reader(name, to):
+    text = served_card(FAMILIES[name].build(), to, "the report", False)
+    assert text.startswith("---\n") and "### " in text and f"tags:\n- collab-heads\n- {to}\n" in text
+    assert text.endswith("## What was exported\n\n```text\nthe report\n```\n")
+
+
+def test_text_embeddings_inference_finds_what_it_reads(in_onnx, encoder):
+    """Its rules, as read in its source: files at the root or in onnx/, a pooling that it knows, names of outputs."""
+    import onnxruntime
+
+    assert json.loads((in_onnx / "config.json").read_text())["model_type"] == "bert"
+    assert (in_onnx / "tokenizer.json").is_file() and (in_onnx / "sentence_bert_config.json").is_file()
+    outputs = {each.name for each in onnxruntime.InferenceSession(in_onnx / "model.onnx").get_outputs()}
+    assert {"sentence_embedding", "last_hidden_state"} <= outputs
+    assert json.loads((in_onnx / POOL).read_text()) == json.loads((encoder / POOL).read_text())
+
+
+def test_a_stock_checkpoint_embeds_as_its_original(encoder, tmp_path):
+    exported(encoder, tmp_path / "stock", "transformers")
+    found, expected = (embedder(folder).encode(TEXTS) for folder in (tmp_path / "stock", encoder))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=EMBEDDING_NOISE)
+
+
+@pytest.mark.slow
+def test_without_this_package_it_says_what_to_install(in_onnx):
+    code = (
+        "import sys; sys.modules['collab_heads'] = None; from sentence_transformers import SentenceTransformer; "
+        f"SentenceTransformer({str(in_onnx)!r}, device='cpu', trust_remote_code=True)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert "ImportError: this model needs collab_heads: install the package collab_heads" in found.stderr
+    assert "pip install" not in found.stderr  # the name is on no package index
