@@ -78,8 +78,8 @@ def evaluate(
     Args:
         original: the model that the others are compared with.
         changed: a changed model, or several by name.
-        task: what to score. "similarity" is of pairs of texts: Spearman's correlation of the cosine of mean-pooled
-            states with a number. "classification": accuracy, F1 (of class 1 of two, else the mean over the classes) and
+        task: what to score. "similarity" is of pairs of texts: Spearman's correlation of the cosine of their embeddings
+            with a number. "classification": accuracy, F1 (of class 1 of two, else the mean over the classes) and
             Matthews' correlation. "translation": BLEU and chrF. "perplexity": of a language model. "retrieval": nDCG
             and recall of the ten passages nearest to each query. A function takes a model and its tokenizer and returns
             a number per example, in the same order each time; the score is their mean. It is called three times for

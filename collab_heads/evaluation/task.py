@@ -17,6 +17,7 @@ from collab_heads.model.opened import input_device
 from collab_heads.running.batches import moved
 from collab_heads.running.embeddings import embed
 from collab_heads.serving.comparison import ROUNDS
+from collab_heads.serving.sentence_encoder import embedding_texts, is_sentence_encoder, sentence_encoder
 from collab_heads.serving.served_model import ServedModel
 
 
@@ -120,7 +121,10 @@ class Task:
             yield group, moved(dict(batch), input_device(model))
 
     def embedded(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Tensor:
-        """Return the embeddings of texts, of unit length, [N, D]."""
+        """Return the embeddings of texts, of unit length, [N, D].
+
+        Beside the transformer of a sentence encoder its pooling and its layers count; else states are averaged.
+        """
         order: list[int] = []
 
         def ordered() -> Iterator[dict[str, Tensor]]:
@@ -128,5 +132,7 @@ class Task:
                 order.extend(group)
                 yield batch
 
-        rows = embed(model.base_model, ordered()).float().cpu()
+        is_encoder = not isinstance(model, ServedModel) and is_sentence_encoder(model)
+        with embedding_texts(model, sentence_encoder(model) if is_encoder else None):
+            rows = embed(model.base_model, ordered()).float().cpu()
         return torch.empty_like(rows).index_copy_(0, torch.tensor(order), rows)

@@ -66,7 +66,7 @@ class Embedded(NamedTuple):
 
 
 class Similarity(Task):
-    """How similar two texts are: the cosine of their mean-pooled states against a number."""
+    """How similar two texts are: the cosine of their embeddings against a number."""
 
     COLUMNS = ("sentence1", "sentence2", "score"), ("sentence1", "sentence2", "label")
     PACKAGES = ("scipy",)

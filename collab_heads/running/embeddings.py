@@ -1,4 +1,4 @@
-"""Embed texts with a model that has no head: the mean of its states."""
+"""Embed texts with a model that has no head: its own embeddings, or the mean of its states."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,10 +11,10 @@ from collab_heads.errors import UnsupportedModelError
 
 @torch.no_grad()
 def embed(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> Tensor:
-    """Return mean-pooled sentence embeddings [N, D] of unit length.
+    """Return sentence embeddings [N, D] of unit length: mean-pooled, unless the model puts out its own.
 
     Args:
-        model: puts out `last_hidden_state`.
+        model: puts out `last_hidden_state`, or `sentence_embedding`.
         batches: its inputs, with an `attention_mask` each.
 
     Raises:
@@ -23,7 +23,10 @@ def embed(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> Tensor:
     rows = []
     for batch in batches:
         outputs, mask = model(**batch), batch["attention_mask"][..., None]
-        hidden = getattr(outputs, "last_hidden_state", None)
+        if (own := outputs.get("sentence_embedding")) is not None:
+            rows.append(own)
+            continue
+        hidden = outputs.get("last_hidden_state")
         if hidden is None:
             raise UnsupportedModelError(
                 f"{type(model).__name__} puts out no last_hidden_state, which would be the embedding of a text: give a "

@@ -1,5 +1,6 @@
 """Sentence encoders: their graphs put out embeddings, as sentence-transformers computes them; files are checked."""
 
+import itertools
 import json
 import re
 import shutil
@@ -11,12 +12,13 @@ import pytest
 import torch
 from later import Later
 from model_sizes import VOCABULARY
+from scipy.stats import spearmanr
 from slow_cases import slow
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast
 
 import tiny
-from collab_heads import compress, export, load_exported, trim_vocabulary
+from collab_heads import compress, evaluate, export, load_exported, trim_vocabulary
 from collab_heads.errors import ArgumentError, CollabHeadsError, DataError, ModelStateError, UnsupportedModelError
 from collab_heads.saving.card import NAME
 from collab_heads.serving import export as exports
@@ -106,6 +108,16 @@ def test_encode_is_that_of_sentence_transformers(to, encoder, in_onnx, tmp_path)
         states = AutoModel.from_pretrained(encoder).eval()(**batch).last_hidden_state
     mask = batch["attention_mask"].bool()
     torch.testing.assert_close(served(**batch).last_hidden_state[mask], states[mask], rtol=0, atol=1e-4)
+
+
+def test_evaluate_scores_the_embeddings_of_the_encoder(encoder, in_onnx):
+    texts = [f"w{5 + number} w{9 + number % 3}" for number in range(12)]
+    rows = [{"sentence1": a, "sentence2": b, "score": n % 4} for n, (a, b) in enumerate(itertools.pairwise(texts))]
+    original, served = evaluate(str(encoder), in_onnx, task="similarity", data=rows).models
+    vectors = embedder(encoder).encode(texts)  # of length 1
+    expected = spearmanr((vectors[:-1] * vectors[1:]).sum(-1), [row["score"] for row in rows]).statistic
+    assert original.scores["Spearman"] == pytest.approx(100 * expected, abs=1e-3)
+    assert served.scores["Spearman"] == pytest.approx(100 * expected, abs=1e-3) and served.flips == 0
 
 
 @pytest.mark.slow
