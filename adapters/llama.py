@@ -11,6 +11,7 @@ from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
 
 from collab_heads.contract.feed_forward import FeedForwardNames
+from collab_heads.contract.model_forms import GgufForm
 from collab_heads.contract.registry import register
 from collab_heads.contract.special_adapters import RotaryAdapter
 from collab_heads.layers.attention import replacing, takes_cache
@@ -117,4 +118,5 @@ class LlamaAdapter(LlamaLayout):
         | replacing(attention, modeling_qwen2.Qwen2Attention, prefix="Rotary", window=window)
     )
     rms_norms = (modeling_llama.LlamaRMSNorm, modeling_mistral.MistralRMSNorm, modeling_qwen2.Qwen2RMSNorm)
+    gguf = GgufForm()
     gated = dict.fromkeys((modeling_llama.LlamaMLP, modeling_mistral.MistralMLP, modeling_qwen2.Qwen2MLP), "act_fn")

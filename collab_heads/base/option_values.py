@@ -35,7 +35,7 @@ MEASURES: tuple[Measure, ...] = get_args(Measure)
 ModelShape = Literal["even", "free", "ctranslate2", "uniform"]  # which sizes `compress` may give to different sites
 MODEL_SHAPES: tuple[ModelShape, ...] = get_args(ModelShape)
 
-ExportTarget = Literal["onnx", "openvino", "ctranslate2", "transformers"]
+ExportTarget = Literal["onnx", "openvino", "ctranslate2", "gguf", "transformers"]
 EXPORT_TARGETS: tuple[ExportTarget, ...] = get_args(ExportTarget)
 
 ReportPart = Literal["statistics", "roles", "relevance", "gradient", "reconstruction", "contributions", "ablation"]

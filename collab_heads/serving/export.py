@@ -25,6 +25,7 @@ from collab_heads.saving.vocabularies import check_words
 from collab_heads.serving.comparison import Comparison, check_examples, naming_outputs
 from collab_heads.serving.example_inputs import example_inputs, padded, two_rows, without_labels
 from collab_heads.serving.for_ctranslate2 import CTranslate2
+from collab_heads.serving.for_gguf import Gguf
 from collab_heads.serving.for_graphs import Onnx, OpenVino
 from collab_heads.serving.target import Target
 from collab_heads.sites.record import CollabConfig
@@ -37,7 +38,7 @@ class ExportReport(Report):
     Attributes:
         folder: where the exported model is.
         to: the target.
-        int8: whether weights have eight bits.
+        int8: whether the engine multiplies in eight bits.
         megabytes: the size of its files.
         difference: the largest difference of an output from PyTorch's, as a share of PyTorch's largest output; over the
             steps of greedy decoding, as long as both chose the same tokens.
@@ -93,9 +94,9 @@ class StockCheckpoint(Target):
 
     name = "transformers"
 
-    def check(self, model, int8):
+    def check(self, model, int8, tokenizer):
         """Refuse weights that stand in two places, unless the model ties them itself: none can be saved twice."""
-        super().check(model, int8)
+        super().check(model, int8, tokenizer)
         tied, first = getattr(model, "all_tied_weights_keys", None) or {}, dict[int, str]()
         for name, weight in model.named_parameters(remove_duplicate=False):
             if name not in tied and first.setdefault(id(weight), name) != name:
@@ -119,7 +120,7 @@ class StockCheckpoint(Target):
 
 
 TARGETS: dict[ExportTarget, Target] = {
-    each.name: each for each in (Onnx(), OpenVino(), CTranslate2(), StockCheckpoint())
+    each.name: each for each in (Onnx(), OpenVino(), CTranslate2(), Gguf(), StockCheckpoint())
 }
 ROUNDINGS = 8  # of the weights' type, by which the same weights may differ elsewhere; seen: 1.8 in bfloat16
 PHASES = ("checking", 1), ("writing", 2), ("comparing", 2), ("timing", 1)
@@ -185,7 +186,7 @@ def export(
     check_words(tokenizer)
     check_weights(model)
     target, folder = TARGETS[to], Path(folder)
-    target.check(model, int8)
+    target.check(model, int8, tokenizer)
     check_new(folder)
     given = [example_inputs(model)] if batches is None else [without_labels(batch) for batch in each_batch(batches)]
 
@@ -197,10 +198,11 @@ def export(
                 tokenizer.save_pretrained(place)
         with naming_outputs(model):
             compared = target.compare(model, place, given, tokenizer)
+        is_int8 = target.is_int8(model, int8)
         tolerance = max(target.tolerance, ROUNDINGS * coarsest(model))
-        check_difference(compared, to, target.int8_tolerance if int8 else tolerance)
+        check_difference(compared, to, target.int8_tolerance if is_int8 else tolerance)
         size = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
-        return ExportReport(str(folder), to, int8, size / 1e6, *compared, notes=notes)
+        return ExportReport(str(folder), to, is_int8, size / 1e6, *compared, notes=notes)
 
     with evaluating(model), keeping_threads():
         with naming_outputs(model):
