@@ -32,7 +32,8 @@ BITS = (3, 4, 8)  # of weights on a grid
 Measure = Literal["parameters", "bytes", "operations", "cache", "time"]  # what a budget is of
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 
-ModelShape = Literal["even", "free", "ctranslate2", "uniform"]  # which sizes `compress` may give to different sites
+# which sizes `compress` may give to different sites
+ModelShape = Literal["even", "free", "ctranslate2", "gguf", "uniform"]
 MODEL_SHAPES: tuple[ModelShape, ...] = get_args(ModelShape)
 
 ExportTarget = Literal["onnx", "openvino", "ctranslate2", "gguf", "transformers"]

@@ -15,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from collab_heads.base.extras import check_extra
@@ -32,7 +33,7 @@ from collab_heads.sites.site import group_size
 
 FILE = "model.gguf"
 ROTATIONS = ("default", "linear", "llama3")  # whose frequencies are the same for texts of any length
-ADVICE = "compress with parts=('heads', 'neurons')"
+ADVICE = "compress with shape='gguf'"
 IDS_ONLY = "Pass tokenizer=None for a file that takes ids only"
 BYTES, SPLIT = {"type": "ByteLevel", "add_prefix_space": False}, {"type": "Split", "behavior": "Isolated"}
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -44,7 +45,6 @@ PRE_TOKENIZERS: dict[str, list[dict]] = {
     "llama-bpe": [LLAMA3, BYTES | {"use_regex": False}],
     "qwen2": [QWEN2, BYTES | {"use_regex": False}],
 }
-# a text that both cut alike
 PROBE = "I'm: 3 or 12345 caf\u00e9s\u2026 \n\n\t(\u4f60\u597d, \u043c\u0438\u0440)  don't! x = y[0] + 7.5; \U0001f600"
 
 
@@ -56,10 +56,9 @@ class Block:
     key_heads: int = 0
     neurons: int = 0
     notes: list[str] = field(default_factory=list)
-    # name -> weight, and the bits of the grid that it may lie on
-    weights: dict[str, tuple[Tensor, int | None]] = field(default_factory=dict)
+    weights: dict[str, tuple[Tensor, int | None]] = field(default_factory=dict)  # name -> weight, bits of its grid
 
-    def add(self, name: str, module: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
+    def add(self, name: str, module: Any, weight: Any, bias: Any) -> None:
         """Add a linear map: its weights [out, in], as they apply, its bias, and the module that has its grid."""
         self.weights[f"{name}.weight"] = weight, bits_of(module)
         if bias is not None:
@@ -95,9 +94,9 @@ class Gguf(Target):
         layers = OpenLayers.of(model, get_adapter(model))
         form = cast(GgufForm, layers.adapter.gguf)
         blocks = list(blocks_of(layers, form, packs=int8))
-        gone = len(layers.attention) - len(blocks)
-        notes = [f"{gone} blocks without heads and neurons are left out"] if gone else []
-        notes += [each for block in blocks for each in block.notes]
+        notes = [each for block in blocks for each in block.notes]
+        if gone := len(layers.attention) - len(blocks):
+            notes.append(f"{gone} blocks without heads and neurons are left out")
         return (*notes, *write_file(folder / FILE, model, form, blocks, tokenizer, int8))
 
     def load(self, model, folder, tokens=512):
@@ -115,8 +114,7 @@ class Gguf(Target):
                 check_tokens(engine, tokenizer)
             for row in progress_bar(rows, desc="comparing"):
                 compare_generation(found, greedy(plain, row), engine.generate(**row))
-            calls = [lambda: greedy(plain, inputs[0]), lambda: engine.generate(**inputs[0])]
-            return found.comparison(*in_turns(calls))
+            return found.comparison(*in_turns([lambda: greedy(plain, inputs[0]), lambda: engine.generate(**inputs[0])]))
         except CollabHeadsError:
             raise
         except (RuntimeError, ValueError) as error:
@@ -124,10 +122,7 @@ class Gguf(Target):
 
 
 class LlamaCpp:
-    """A model in llama.cpp that generates greedily as one of PyTorch does, in one thread, with a cache in float32.
-
-    Texts have up to `tokens` tokens; `ends`, the tokens that end one, are not chosen.
-    """
+    """A model in llama.cpp that generates greedily as one of PyTorch does, in one thread, with a cache in float32."""
 
     def __init__(self, file: Path, tokens: int, ends: Tensor):
         import llama_cpp
@@ -154,14 +149,13 @@ class LlamaCpp:
                 read = [int(found[-1].index_fill(0, self.ends, -torch.inf).argmax())]
                 chosen.append(read[0])
             steps.append(torch.stack(found))
-        sequences = torch.tensor(chosen).reshape(-1, NEW_TOKENS)
-        return SimpleNamespace(sequences=sequences, logits=torch.stack(steps).unbind(1))
+        return SimpleNamespace(sequences=torch.tensor(chosen).view(len(steps), -1), logits=torch.stack(steps).unbind(1))
 
 
 def check_family(model: PreTrainedModel) -> None:
     """Raise UnsupportedModelError if llama.cpp computes something else than a model of this family and config."""
-    adapter, config, name = known_adapter(model.config), model.config, type(model).__name__
-    form = None if adapter is None else adapter.gguf
+    config, name = model.config, type(model).__name__
+    form = getattr(known_adapter(config), "gguf", None)
     if form is None:
         raise UnsupportedModelError(
             f"{name} is of type {config.model_type!r}: GGUF is written of Llama, Mistral and Qwen2; use to='onnx'"
@@ -172,13 +166,13 @@ def check_family(model: PreTrainedModel) -> None:
         f"has the activation {activation!r}": activation != form.activation[1],
         f"has rotary positions of type {rotations.rope_type!r}": rotations.rope_type not in ROTATIONS,
     }
-    for what in (what for what, is_so in refused.items() if is_so):
+    for what in (each for each, is_so in refused.items() if is_so):
         raise UnsupportedModelError(f"{name} {what}, which is not written for llama.cpp: use to='onnx'")
 
 
 def check_site(site: OpenSite) -> None:
     """Raise ModelStateError if llama.cpp has no such heads; the message says which call makes others."""
-    width = getattr(site.module, site.adapter.head_width[1])
+    width = head_width(site)
     for what, each in (("queries and keys", site.query_key_width), ("values", site.value_width * site.num_heads)):
         if each != width * site.num_heads:
             raise ModelStateError(
@@ -190,6 +184,11 @@ def check_site(site: OpenSite) -> None:
             f"{site.path} has heads with the key heads {site.groups}, while each key head of llama.cpp serves the same "
             f"number of heads: {ADVICE}, or prune all heads of a key head"
         )
+
+
+def head_width(site: OpenSite) -> int:
+    """Return the width that heads of a site have in the original."""
+    return getattr(site.module, cast(tuple[str, str], site.adapter.head_width)[1])
 
 
 def blocks_of(layers: OpenLayers, form: GgufForm, *, packs: bool) -> Iterator[Block]:
@@ -208,23 +207,23 @@ def blocks_of(layers: OpenLayers, form: GgufForm, *, packs: bool) -> Iterator[Bl
                 add_empty_head(found, site)
             add_neurons(found, block, packs=packs)
             norms = ("attn_norm", form.attention_norm, found.heads), ("ffn_norm", form.feed_forward_norm, found.neurons)
-            for name, path, count in norms:
-                if count:
-                    norm = base.get_submodule(path.format(site.site.layer))
-                    found.add(name, norm, norm.weight, None)
+            for name, path in (each[:2] for each in norms if each[2]):
+                norm = base.get_submodule(path.format(site.site.layer))
+                found.add(name, norm, norm.weight, None)
             is_first = False
             yield found
 
 
 def adds(site: OpenLayerSite) -> bool:
     """Return True if a site adds a bias to the residual stream, even with nothing left in it."""
-    return site.output.bias is not None and bool(site.output.bias.any())
+    bias = cast(Any, site.output).bias
+    return bias is not None and bool(bias.any())
 
 
 def add_heads(found: Block, site: OpenSite) -> None:
     """Add the heads of a site, with their gates and alphas in the output projection."""
-    query, key = site.projections
     found.heads, found.key_heads = site.num_heads, max(site.groups) + 1
+    query, key = cast(Any, site.projections)
     for name, module, heads in (("attn_q", query, found.heads), ("attn_k", key, found.key_heads)):
         bias = None if module.bias is None else neighbours(module.bias, heads)
         found.add(name, module, neighbours(module.weight, heads), bias)
@@ -234,8 +233,7 @@ def add_heads(found: Block, site: OpenSite) -> None:
 
 def add_empty_head(found: Block, site: OpenSite) -> None:
     """Add a head of zeros, and the bias of the output, which a site without heads still adds."""
-    width = getattr(site.module, site.adapter.head_width[1])
-    rows = torch.zeros(width, site.output.out_features, dtype=torch.float16)
+    rows = torch.zeros(head_width(site), cast(Any, site.output).out_features, dtype=torch.float16)
     found.heads = found.key_heads = 1
     for name, weight in (("attn_q", rows), ("attn_k", rows), ("attn_v", rows), ("attn_output", rows.T)):
         found.add(name, site.module, weight, site.output.bias if name == "attn_output" else None)
@@ -251,22 +249,18 @@ def add_neurons(found: Block, block: OpenFeedForward, *, packs: bool) -> None:
         found.neurons += -count % BLOCK
     if not found.neurons:
         return
-    for name, module in zip(("ffn_gate", "ffn_up"), block.first, strict=True):
-        bias = None if module.bias is None else filled(module.bias, found.neurons)
-        found.add(name, module, filled(module.weight, found.neurons), bias)
-    found.add("ffn_down", block.output, filled(block.output.weight.T, found.neurons).T, block.output.bias)
-    if found.neurons > count:
+    output, more = cast(Any, block.output), found.neurons - count
+    for name, module in zip(("ffn_gate", "ffn_up"), cast(Any, block.first), strict=True):
+        bias = None if module.bias is None else pad(module.bias, (0, more))
+        found.add(name, module, pad(module.weight, (0, 0, 0, more)), bias)
+    found.add("ffn_down", output, pad(output.weight, (0, more)), output.bias)
+    if more:
         found.notes.append(f"{block.path}: neurons from {count} to {found.neurons}, with zeros")
 
 
 def neighbours(rows: Tensor, heads: int) -> Tensor:
     """Put dimensions i and i + d/2 of heads of width d, which turn together, beside each other."""
     return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-
-
-def filled(rows: Tensor, count: int) -> Tensor:
-    """Add rows of zeros."""
-    return torch.cat([rows, rows.new_zeros(count - len(rows), *rows.shape[1:])])
 
 
 def stored(weight: Tensor, bits: int | None, int8: bool) -> tuple[np.ndarray, Any]:
@@ -292,9 +286,8 @@ def grid_blocks(grid: GridWeights) -> np.ndarray:
     """
     codes = grid.codes.numpy().reshape(len(grid.codes), -1, BLOCK)
     scales = np.broadcast_to(grid.scales.numpy(), codes.shape[:2])[..., None]
-    if grid.bits == OF_ROWS:
-        packed = codes.view(np.uint8)
-    else:
+    packed: Any = codes.view(np.uint8)
+    if grid.bits != OF_ROWS:
         low, high = np.split((codes + 8).astype(np.uint8), 2, axis=-1)
         packed = low | high << 4
     return np.concatenate([np.ascontiguousarray(scales).view(np.uint8), packed], axis=-1).reshape(len(codes), -1)
@@ -306,8 +299,8 @@ def write_file(
     """Write a model of these blocks, and yield notes; `int8` is for weights that lie on no grid."""
     from gguf import GGUFWriter
 
-    config, base = model.config, model.base_model
-    embeddings, output = model.get_input_embeddings(), model.get_output_embeddings()
+    config, base = model.config, cast(Any, model.base_model)
+    embeddings, output = cast(Any, model.get_input_embeddings()), cast(Any, model.get_output_embeddings())
     size, rotations = len(embeddings.weight), base.get_submodule(form.rotations)
     sizes = [(block.heads, block.key_heads, block.neurons) for block in blocks]
     is_even = len(set(sizes)) == 1
@@ -338,9 +331,8 @@ def write_file(
     for name, (weight, bits) in tensors.items():
         values, kind = stored(weight, bits, int8)
         writer.add_tensor(name, values, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
+    for part in ("header", "kv_data", "tensors"):
+        getattr(writer, f"write_{part}_to_file")()
     writer.close()
 
 
@@ -387,14 +379,13 @@ def add_tokenizer(writer: Any, tokenizer: Any, size: int) -> Iterator[str]:
     writer.add_tokenizer_pre(cut_as(backend["pre_tokenizer"]))
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
-    merges = backend["model"]["merges"]
-    writer.add_token_merges([each if isinstance(each, str) else " ".join(each) for each in merges])
+    writer.add_token_merges([" ".join(each) for each in backend["model"]["merges"]])
     for name in ("bos", "eos", "unk", "pad"):
         if (number := getattr(tokenizer, f"{name}_token_id")) is not None:
             getattr(writer, f"add_{name}_token_id")(number)
-    around = tokenizer("a")["input_ids"]
-    writer.add_add_bos_token(around[0] == tokenizer.bos_token_id)
-    writer.add_add_eos_token(around[-1] == tokenizer.eos_token_id)
+    first, *_, last = tokenizer("a b")["input_ids"]
+    writer.add_add_bos_token(first == tokenizer.bos_token_id)
+    writer.add_add_eos_token(last == tokenizer.eos_token_id)
     if isinstance(tokenizer.chat_template, str):
         writer.add_chat_template(tokenizer.chat_template)
     else:

@@ -18,7 +18,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from collab_heads import export, prune_heads, prune_neurons, swap_to_collaborative, trim_vocabulary
+from collab_heads import compress, export, prune_heads, prune_neurons, swap_to_collaborative, trim_vocabulary
 from collab_heads.base.extras import is_installed
 from collab_heads.errors import ArgumentError, ModelStateError, UnsupportedModelError
 from collab_heads.fitting.weight_grid import nearest_on_grid
@@ -108,6 +108,7 @@ CHANGES = {
     "first block gone": one_layer_gone,
     "last block gone": last_gone,
     "all gone": all_gone,
+    "compressed": lambda model: compress(model, [texts()], 0.6, refine_steps=0, shape="gguf"),
     "gated": lambda model: change_heads(model, "gated"),
     "mixed": mix,
 }
@@ -276,7 +277,7 @@ def one_head_gone(model):
     ("change", "message"),
     [
         (one_head_gone, "layers.0.self_attn has heads with the key heads .0, 1, 1.,"),
-        (narrow_values, "layers.0.self_attn has (queries and keys|values) of width .* compress with parts="),
+        (narrow_values, "layers.0.self_attn has (queries and keys|values) of width .* compress with shape="),
     ],
 )
 def test_heads_that_it_does_not_have_are_refused(change, message):
