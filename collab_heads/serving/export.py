@@ -142,7 +142,7 @@ def export(
     The model may be an original one, or compressed, pruned, collaborative or gated; it is not changed. If the outputs
     differ, or anything fails, nothing is left in the folder. Graphs take any number of rows and tokens; those of models
     that generate have a cache. `load_exported` loads them, and so does `ExportedModel` of transformers. What is for
-    CTranslate2 loads there: `ctranslate2.Encoder`, `Generator` or `Translator`.
+    CTranslate2 loads there (`ctranslate2.Encoder`, `Generator` or `Translator`), and `model.gguf` in llama.cpp.
 
     Examples:
         >>> import tempfile
@@ -157,12 +157,14 @@ def export(
         model: the model, on the processor.
         folder: a new or an empty folder.
         to: the target: "onnx" (ONNX Runtime), "openvino", "ctranslate2" (heads of a site get one width; what is missing
-            is filled with zeros, and listed), or "transformers" (a checkpoint that loads without this package, and that
-            other tools read; what its config cannot say is refused).
-        tokenizer: the tokenizer or processor, saved beside the model; CTranslate2's vocabulary is made from it.
+            is filled with zeros, and listed), "gguf" (llama.cpp: heads of one width, and the same number of them for
+            each key head of a block; the rest is refused), or "transformers" (a checkpoint that loads without this
+            package, and that other tools read; what its config cannot say is refused).
+        tokenizer: the tokenizer or processor, saved beside the model; CTranslate2's vocabulary is made from it, and the
+            one in a GGUF file.
         int8: multiply in eight bits (all targets but "transformers"): weights get eight bits, but those that lie on
             grids of fewer keep them, and the engine rounds what they multiply, too. CTranslate2 rounds all weights
-            itself.
+            itself; llama.cpp always multiplies weights on grids in eight bits.
         batches: input dicts as the model takes them, to compare with; None: random ones. Inputs that they do not name
             are not inputs of a graph, but for the mask of a text.
 

@@ -1,5 +1,8 @@
 """llama.cpp computes what PyTorch does: heads, neurons and whole blocks gone, biases, rotations, grids, tokenizers."""
 
+import logging
+import sys
+
 import pytest
 import torch
 from changed_heads import change_heads, mix
@@ -352,8 +355,12 @@ def test_tokens_merges_and_template_are_written(pre, tmp_path):
 @runs
 @pytest.mark.parametrize("pre", CUT)
 def test_the_engine_cuts_texts_into_the_same_tokens(pre, tmp_path):
-    tokenizer = byte_level(*CUT[pre])
+    import llama_cpp
+
+    tokenizer, text = byte_level(*CUT[pre]), " abcabc 12345 " + " ".join(TEXTS[:20])
     export(model_for(tokenizer), tmp_path / "out", to="gguf", tokenizer=tokenizer)
+    engine = llama_cpp.Llama(str(tmp_path / "out" / FILE), vocab_only=True, verbose=False)
+    assert engine.tokenize(text.encode()) == tokenizer(text)["input_ids"]
 
 
 @runs
@@ -390,3 +397,17 @@ def test_a_tokenizer_without_a_template_is_noted(tmp_path):
     tokenizer.chat_template = None
     _, notes = written(model_for(tokenizer), tmp_path, tokenizer=tokenizer)
     assert [note for note in notes if "no chat template" in note]
+
+
+@runs
+def test_the_process_is_left_as_it_was(tmp_path, capfd):
+    torch.set_num_threads(2)
+    before = torch.get_num_threads(), torch.get_rng_state(), sys.stdout, logging.root.manager.disable
+    model = build("llama")
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    torch.set_rng_state(before[1])
+    export(model, tmp_path / "out", to="gguf")
+    assert torch.get_num_threads() == before[0] and torch.equal(torch.get_rng_state(), before[1])
+    assert (sys.stdout, logging.root.manager.disable) == before[2:]
+    assert capfd.readouterr().out == ""
+    assert all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items())
