@@ -69,6 +69,10 @@ class GgufForm:
         positions: the config entry for the most tokens of a text.
         window: the config entry for the tokens that a token sees, if not all.
         activation: the config entry for the activation, and the one that llama.cpp has.
+        frequencies: the types of rotary positions whose frequencies are the same for texts of any length.
+        byte_level: how it calls byte-level BPE.
+        pre_tokenizers: how it calls the steps in which tokenizers cut a text into words -> what `tokenizer.json` says
+            of each of them.
     """
 
     even: str = "llama"
@@ -81,6 +85,9 @@ class GgufForm:
     positions: str = "max_position_embeddings"
     window: str = "sliding_window"
     activation: tuple[str, str] = ("hidden_act", "silu")
+    frequencies: tuple[str, ...] = ("default", "linear", "llama3")
+    byte_level: str = "gpt2"
+    pre_tokenizers: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The target GGUF: a file for llama.cpp, which runs decoders of the Llama line whose blocks have sizes of their own.
+"""The target GGUF: a file for llama.cpp, which runs decoders whose blocks have sizes of their own.
 
 Its architecture `deci` takes the number of heads, key heads and neurons of every block, and one width for all heads.
 Weights on grids are written as they are: those of 3 and 4 bits as Q4_0, and those of 8 bits as Q8_0, where a row
@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from collab_heads.base.extras import check_extra
 from collab_heads.base.progress import progress_bar
 from collab_heads.contract.model_forms import GgufForm
-from collab_heads.contract.registry import get_adapter, known_adapter
+from collab_heads.contract.registry import get_adapter, gguf_model_types, known_adapter
 from collab_heads.errors import ArgumentError, CollabHeadsError, ModelStateError, UnsupportedModelError
 from collab_heads.layers.weight_grid import BLOCK, OF_ROWS, GridWeights, bits_of
 from collab_heads.model.open_layers import OpenFeedForward, OpenLayers, OpenLayerSite, OpenSite
@@ -32,19 +32,8 @@ from collab_heads.serving.target import Target, first_line, quiet
 from collab_heads.sites.site import group_size
 
 FILE = "model.gguf"
-ROTATIONS = ("default", "linear", "llama3")  # whose frequencies are the same for texts of any length
 ADVICE = "compress with shape='gguf'"
 IDS_ONLY = "Pass tokenizer=None for a file that takes ids only"
-BYTES, SPLIT = {"type": "ByteLevel", "add_prefix_space": False}, {"type": "Split", "behavior": "Isolated"}
-WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-LLAMA3, QWEN2 = (SPLIT | {"pattern": {"Regex": WORDS % each + r"|\s+(?!\S)|\s+"}} for each in ("{1,3}", ""))
-# how llama.cpp calls the steps in which a tokenizer cuts a text into words -> what its file says of each of them
-PRE_TOKENIZERS: dict[str, list[dict]] = {
-    "gpt-2": [BYTES | {"use_regex": True}],
-    "smollm": [{"type": "Digits", "individual_digits": True}, BYTES | {"use_regex": True}],
-    "llama-bpe": [LLAMA3, BYTES | {"use_regex": False}],
-    "qwen2": [QWEN2, BYTES | {"use_regex": False}],
-}
 PROBE = "I'm: 3 or 12345 caf\u00e9s\u2026 \n\n\t(\u4f60\u597d, \u043c\u0438\u0440)  don't! x = y[0] + 7.5; \U0001f600"
 
 
@@ -84,7 +73,7 @@ class Gguf(Target):
         for site in OpenLayers.of(model, get_adapter(model)).with_heads:
             check_site(site)
         if tokenizer is not None:
-            check_tokenizer(tokenizer, model.config.vocab_size)
+            check_tokenizer(tokenizer, known_adapter(model.config).gguf, model.config.vocab_size)
 
     @torch.no_grad()
     def write(self, model, folder, example, *, tokenizer, int8):
@@ -101,7 +90,7 @@ class Gguf(Target):
 
     def load(self, model, folder, tokens=512):
         ends = model.generation_config.eos_token_id
-        return LlamaCpp(folder / FILE, tokens, torch.tensor([] if ends is None else ends, dtype=torch.long).flatten())
+        return Greedy(folder / FILE, tokens, torch.tensor([] if ends is None else ends, dtype=torch.long).flatten())
 
     @torch.no_grad()
     def compare(self, model, folder, batches, tokenizer):
@@ -121,7 +110,7 @@ class Gguf(Target):
             raise UnsupportedModelError(f"llama.cpp fails on {type(model).__name__}: {first_line(error)}") from error
 
 
-class LlamaCpp:
+class Greedy:
     """A model in llama.cpp that generates greedily as one of PyTorch does, in one thread, with a cache in float32."""
 
     def __init__(self, file: Path, tokens: int, ends: Tensor):
@@ -158,13 +147,13 @@ def check_family(model: PreTrainedModel) -> None:
     form = getattr(known_adapter(config), "gguf", None)
     if form is None:
         raise UnsupportedModelError(
-            f"{name} is of type {config.model_type!r}: GGUF is written of Llama, Mistral and Qwen2; use to='onnx'"
+            f"{name} is of type {config.model_type!r}, GGUF is for {', '.join(gguf_model_types())}: use to='onnx'"
         )
     activation, rotations = getattr(config, form.activation[0]), model.base_model.get_submodule(form.rotations)
     refused = {
         "does not predict tokens": not isinstance(model.get_output_embeddings(), nn.Linear),
         f"has the activation {activation!r}": activation != form.activation[1],
-        f"has rotary positions of type {rotations.rope_type!r}": rotations.rope_type not in ROTATIONS,
+        f"has rotary positions of type {rotations.rope_type!r}": rotations.rope_type not in form.frequencies,
     }
     for what in (each for each, is_so in refused.items() if is_so):
         raise UnsupportedModelError(f"{name} {what}, which is not written for llama.cpp: use to='onnx'")
@@ -327,7 +316,7 @@ def write_file(
     facts |= dict.fromkeys(("key_length", "value_length", "rope_dimension_count"), width)
     for name, value in facts.items():
         getattr(writer, f"add_{name}")(value)
-    yield from add_tokenizer(writer, tokenizer, size)
+    yield from add_tokenizer(writer, tokenizer, form, size)
     for name, (weight, bits) in tensors.items():
         values, kind = stored(weight, bits, int8)
         writer.add_tensor(name, values, raw_dtype=kind)
@@ -336,32 +325,32 @@ def write_file(
     writer.close()
 
 
-def check_tokenizer(tokenizer: Any, size: int) -> None:
+def check_tokenizer(tokenizer: Any, form: GgufForm, size: int) -> None:
     """Raise an error if llama.cpp cuts texts into other tokens than a tokenizer, or a model has fewer (`size`)."""
     name, backend = type(tokenizer).__name__, getattr(tokenizer, "backend_tokenizer", None)
     parts = {"model": {"type": None}} if backend is None else json.loads(backend.to_str())
     model, normalizer = parts["model"], (parts.get("normalizer") or {}).get("type")
     is_plain = not any(model.get(each) for each in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"))
     is_plain &= normalizer in (None, "NFC")  # which llama.cpp leaves out: most texts are in that form
-    if model["type"] != "BPE" or not is_plain or cut_as(parts["pre_tokenizer"]) is None:
+    if model["type"] != "BPE" or not is_plain or cut_as(parts["pre_tokenizer"], form) is None:
         raise UnsupportedModelError(
-            f"{name} is none that is written for llama.cpp: these are byte-level BPE, cut as by GPT-2, SmolLM, Llama 3 "
-            f"or Qwen2. {IDS_ONLY}"
+            f"{name} is none that is written for llama.cpp: these are byte-level BPE whose words are cut as it calls "
+            f"{', '.join(form.pre_tokenizers)}. {IDS_ONLY}"
         )
     if len(tokenizer) > size:
         raise ArgumentError(f"{name} has {len(tokenizer)} tokens, the model {size}: pass the tokenizer of the model")
 
 
-def cut_as(pre_tokenizer: Mapping[str, Any] | None) -> str | None:
+def cut_as(pre_tokenizer: Mapping[str, Any] | None, form: GgufForm) -> str | None:
     """Return how llama.cpp calls the steps in which a tokenizer cuts texts into words; None where it has none such."""
     steps = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer or {}])
-    for name, known in PRE_TOKENIZERS.items():
+    for name, known in form.pre_tokenizers.items():
         if len(known) == len(steps) and all(a.items() <= b.items() for a, b in zip(known, steps, strict=True)):
             return name
     return None
 
 
-def add_tokenizer(writer: Any, tokenizer: Any, size: int) -> Iterator[str]:
+def add_tokenizer(writer: Any, tokenizer: Any, form: GgufForm, size: int) -> Iterator[str]:
     """Add the tokens, the merges, the special tokens and the chat template of a tokenizer, and yield notes."""
     from gguf import TokenType
 
@@ -375,8 +364,8 @@ def add_tokenizer(writer: Any, tokenizer: Any, size: int) -> Iterator[str]:
         tokens[number], kinds[number] = token, TokenType.NORMAL
     for number, token in tokenizer.added_tokens_decoder.items():
         kinds[number] = TokenType.CONTROL if token.special else TokenType.USER_DEFINED
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(cut_as(backend["pre_tokenizer"]))
+    writer.add_tokenizer_model(form.byte_level)
+    writer.add_tokenizer_pre(cut_as(backend["pre_tokenizer"], form))
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     writer.add_token_merges([" ".join(each) for each in backend["model"]["merges"]])
@@ -392,7 +381,7 @@ def add_tokenizer(writer: Any, tokenizer: Any, size: int) -> Iterator[str]:
         yield "the file has no chat template, since the tokenizer has none, or several"
 
 
-def check_tokens(engine: LlamaCpp, tokenizer: Any) -> None:
+def check_tokens(engine: Greedy, tokenizer: Any) -> None:
     found, expected = engine.engine.tokenize(PROBE.encode()), tokenizer(PROBE)["input_ids"]
     if found != expected:
         raise UnsupportedModelError(

@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from collab_heads import compress, export, prune_heads, prune_neurons, swap_to_collaborative, trim_vocabulary
+from collab_heads.adapters.llama import LlamaAdapter
 from collab_heads.base.extras import is_installed
 from collab_heads.errors import ArgumentError, ModelStateError, UnsupportedModelError
 from collab_heads.fitting.weight_grid import nearest_on_grid
@@ -32,6 +33,7 @@ from collab_heads.serving.for_gguf import FILE, Gguf, check_family, check_site, 
 gguf = pytest.importorskip("gguf", reason="pip install gguf")
 runs = pytest.mark.skipif(not is_installed("llama_cpp"), reason="pip install llama-cpp-python")
 
+FORM = LlamaAdapter.gguf
 ENGINE_NOISE = 1e-5  # float32 in another engine, of the largest logit
 ROUNDED = 0.2  # what weights of few bits multiply has eight; seen: 0.1, while the weights themselves are equal
 GROUPED = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
@@ -342,7 +344,7 @@ CUT = {
 @pytest.mark.parametrize("pre", CUT)
 def test_tokens_merges_and_template_are_written(pre, tmp_path):
     tokenizer = byte_level(*CUT[pre])
-    check_tokenizer(tokenizer, len(tokenizer))
+    check_tokenizer(tokenizer, FORM, len(tokenizer))
     reader, notes = written(model_for(tokenizer), tmp_path, tokenizer=tokenizer)
     assert not notes
     assert entry(reader, "ggml.pre") == pre
@@ -366,7 +368,7 @@ def test_the_engine_cuts_texts_into_the_same_tokens(pre, tmp_path):
 @runs
 def test_other_tokens_in_the_engine_are_an_error(monkeypatch, tmp_path):
     tokenizer = byte_level(texts=[*TEXTS, "12 123 12345 " * 20])
-    monkeypatch.setattr(for_gguf, "cut_as", lambda given: "smollm")
+    monkeypatch.setattr(for_gguf, "cut_as", lambda given, form: "smollm")
     with pytest.raises(UnsupportedModelError, match=r"llama\.cpp cuts"):
         export(model_for(tokenizer), tmp_path / "out", to="gguf", tokenizer=tokenizer)
     assert not (tmp_path / "out").exists()
@@ -383,13 +385,13 @@ def test_a_trimmed_vocabulary(tmp_path):
 
 @pytest.mark.parametrize("kind", ("WordPiece", "BPE with ends", "Unigram"))
 def test_tokenizers_that_it_does_not_know_are_refused(kind):
-    with pytest.raises(UnsupportedModelError, match="byte-level BPE, cut as by GPT-2"):
-        check_tokenizer(fast(kind), 1000)
+    with pytest.raises(UnsupportedModelError, match="byte-level BPE whose words are cut as it calls gpt-2, smollm"):
+        check_tokenizer(fast(kind), FORM, 1000)
 
 
 def test_a_tokenizer_of_more_tokens_is_refused():
     with pytest.raises(ArgumentError, match="pass the tokenizer of the model"):
-        check_tokenizer(byte_level(), 100)
+        check_tokenizer(byte_level(), FORM, 100)
 
 
 def test_a_tokenizer_without_a_template_is_noted(tmp_path):
