@@ -5,6 +5,8 @@ Where the stock forward cannot run the heads that are left (narrower heads, key 
 `attention` does.
 """
 
+from typing import Any
+
 from torch import nn
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
@@ -20,7 +22,8 @@ from collab_heads.layers.removed import is_empty
 from collab_heads.layers.rotary_attention import rotary_attention
 from collab_heads.sites.site import group_size
 
-BYTES, SPLIT = {"type": "ByteLevel", "add_prefix_space": False}, {"type": "Split", "behavior": "Isolated"}
+BYTES: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False}
+SPLIT: dict[str, Any] = {"type": "Split", "behavior": "Isolated"}
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
 LLAMA3, QWEN2 = (SPLIT | {"pattern": {"Regex": WORDS % each + r"|\s+(?!\S)|\s+"}} for each in ("{1,3}", ""))
 PRE_TOKENIZERS = {  # by their names in llama.cpp

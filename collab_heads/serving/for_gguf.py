@@ -69,11 +69,11 @@ class Gguf(Target):
 
     def check(self, model, int8, tokenizer):
         super().check(model, int8, tokenizer)
-        check_family(model)
+        form = form_for(model)
         for site in OpenLayers.of(model, get_adapter(model)).with_heads:
             check_site(site)
         if tokenizer is not None:
-            check_tokenizer(tokenizer, known_adapter(model.config).gguf, model.config.vocab_size)
+            check_tokenizer(tokenizer, form, model.config.vocab_size)
 
     @torch.no_grad()
     def write(self, model, folder, example, *, tokenizer, int8):
@@ -141,8 +141,12 @@ class Greedy:
         return SimpleNamespace(sequences=torch.tensor(chosen).view(len(steps), -1), logits=torch.stack(steps).unbind(1))
 
 
-def check_family(model: PreTrainedModel) -> None:
-    """Raise UnsupportedModelError if llama.cpp computes something else than a model of this family and config."""
+def form_for(model: PreTrainedModel) -> GgufForm:
+    """Return how llama.cpp names the parts of a model.
+
+    Raises:
+        UnsupportedModelError: if it computes something else than a model of this family and config.
+    """
     config, name = model.config, type(model).__name__
     form = getattr(known_adapter(config), "gguf", None)
     if form is None:
@@ -157,6 +161,7 @@ def check_family(model: PreTrainedModel) -> None:
     }
     for what in (each for each, is_so in refused.items() if is_so):
         raise UnsupportedModelError(f"{name} {what}, which is not written for llama.cpp: use to='onnx'")
+    return form
 
 
 def check_site(site: OpenSite) -> None:

@@ -28,7 +28,7 @@ from collab_heads.errors import ArgumentError, ModelStateError, UnsupportedModel
 from collab_heads.fitting.weight_grid import nearest_on_grid
 from collab_heads.layers.weight_grid import WEIGHT_BITS
 from collab_heads.serving import for_gguf
-from collab_heads.serving.for_gguf import FILE, Gguf, check_family, check_site, check_tokenizer
+from collab_heads.serving.for_gguf import FILE, Gguf, check_site, check_tokenizer, form_for
 
 gguf = pytest.importorskip("gguf", reason="pip install gguf")
 runs = pytest.mark.skipif(not is_installed("llama_cpp"), reason="pip install llama-cpp-python")
@@ -312,7 +312,7 @@ def test_heads_that_it_does_not_have_are_refused(change, message):
 )
 def test_models_that_it_computes_otherwise_are_refused(model, message):
     with pytest.raises(UnsupportedModelError, match=message):
-        check_family(model())
+        form_for(model())
 
 
 def byte_level(*before, texts=TEXTS):
