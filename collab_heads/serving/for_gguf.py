@@ -82,7 +82,7 @@ class Gguf(Target):
             raise ArgumentError(f"llama.cpp reads input_ids: the batches hold {', '.join(sorted(example))}")
         layers = OpenLayers.of(model, get_adapter(model))
         form = cast(GgufForm, layers.adapter.gguf)
-        blocks = list(blocks_of(layers, form, packs=int8))
+        blocks = list(blocks_of(layers, form))
         notes = [each for block in blocks for each in block.notes]
         if gone := len(layers.attention) - len(blocks):
             notes.append(f"{gone} blocks without heads and neurons are left out")
@@ -185,8 +185,8 @@ def head_width(site: OpenSite) -> int:
     return getattr(site.module, cast(tuple[str, str], site.adapter.head_width)[1])
 
 
-def blocks_of(layers: OpenLayers, form: GgufForm, *, packs: bool) -> Iterator[Block]:
-    """Yield the blocks that compute something; `packs` says that all weights get eight bits.
+def blocks_of(layers: OpenLayers, form: GgufForm) -> Iterator[Block]:
+    """Yield the blocks that compute something.
 
     llama.cpp reads the width of heads in the first block, and leaves out the attention of a block without neurons:
     such blocks get a head, or neurons, of zeros.
@@ -199,7 +199,7 @@ def blocks_of(layers: OpenLayers, form: GgufForm, *, packs: bool) -> Iterator[Bl
                 add_heads(found, site)
             elif is_first or adds(site):
                 add_empty_head(found, site)
-            add_neurons(found, block, packs=packs)
+            add_neurons(found, block)
             norms = ("attn_norm", form.attention_norm, found.heads), ("ffn_norm", form.feed_forward_norm, found.neurons)
             for name, path in (each[:2] for each in norms if each[2]):
                 norm = base.get_submodule(path.format(site.site.layer))
@@ -234,13 +234,12 @@ def add_empty_head(found: Block, site: OpenSite) -> None:
     found.notes.append(f"{site.path}: a head of zeros, since llama.cpp needs one there")
 
 
-def add_neurons(found: Block, block: OpenFeedForward, *, packs: bool) -> None:
-    """Add the neurons of a block: as many as it has, or up to a multiple of 32 where weights have few bits."""
+def add_neurons(found: Block, block: OpenFeedForward) -> None:
+    """Add the neurons of a block, up to a multiple of 32: blocks of few bits are whole then, and products quick."""
     count = found.neurons = block.num_neurons
     if not count and (found.heads or adds(block)):
         found.neurons = BLOCK
-    elif packs or any(bits_of(module) for module in block.modules):
-        found.neurons += -count % BLOCK
+    found.neurons += -found.neurons % BLOCK
     if not found.neurons:
         return
     output, more = cast(Any, block.output), found.neurons - count
