@@ -175,6 +175,14 @@ def test_weights_on_grids_run_as_they_are(bits, change, tmp_path):
 
 
 @runs
+def test_neither_ends_a_text(tmp_path):
+    model, batch = build("Llama"), texts()
+    first = model.generate(**batch, max_new_tokens=1, do_sample=False)[:, -1]
+    model.generation_config.eos_token_id = first.unique().tolist()
+    assert export(model, tmp_path / "out", to="gguf", batches=[batch]).agreeing == 1
+
+
+@runs
 @pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16))
 def test_half_precision(dtype, tmp_path):
     torch.manual_seed(0)
