@@ -5,12 +5,15 @@ Where the stock forward cannot run the heads that are left (narrower heads, key 
 `attention` does.
 """
 
+from typing import Any
+
 from torch import nn
 from transformers.models.llama import modeling_llama
 from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
 
 from collab_heads.contract.feed_forward import FeedForwardNames
+from collab_heads.contract.model_forms import GgufForm
 from collab_heads.contract.registry import register
 from collab_heads.contract.special_adapters import RotaryAdapter
 from collab_heads.layers.attention import replacing, takes_cache
@@ -19,6 +22,16 @@ from collab_heads.layers.removed import is_empty
 from collab_heads.layers.rotary_attention import rotary_attention
 from collab_heads.sites.site import group_size
 
+BYTES: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False}
+SPLIT: dict[str, Any] = {"type": "Split", "behavior": "Isolated"}
+WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+LLAMA3, QWEN2 = (SPLIT | {"pattern": {"Regex": WORDS % each + r"|\s+(?!\S)|\s+"}} for each in ("{1,3}", ""))
+PRE_TOKENIZERS = {  # by their names in llama.cpp
+    "gpt-2": [BYTES | {"use_regex": True}],
+    "smollm": [{"type": "Digits", "individual_digits": True}, BYTES | {"use_regex": True}],
+    "llama-bpe": [LLAMA3, BYTES | {"use_regex": False}],
+    "qwen2": [QWEN2, BYTES | {"use_regex": False}],
+}
 NORMS = ("q_norm", "k_norm")  # norms of the queries and keys of each head, where the family has them
 
 
@@ -117,4 +130,5 @@ class LlamaAdapter(LlamaLayout):
         | replacing(attention, modeling_qwen2.Qwen2Attention, prefix="Rotary", window=window)
     )
     rms_norms = (modeling_llama.LlamaRMSNorm, modeling_mistral.MistralRMSNorm, modeling_qwen2.Qwen2RMSNorm)
+    gguf = GgufForm(pre_tokenizers=PRE_TOKENIZERS)
     gated = dict.fromkeys((modeling_llama.LlamaMLP, modeling_mistral.MistralMLP, modeling_qwen2.Qwen2MLP), "act_fn")

@@ -176,8 +176,12 @@ WORDS = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+[0-9]*(?![a-z])")  # MarianMTLoader: 
 
 
 def family_names(source: str) -> set[str]:
-    """Names of model types in a source, alone or as a part of another name; lines of examples do not count."""
+    """Names of model types in a source, alone or as a part of another name; lines of examples do not count.
+
+    llama.cpp is an engine.
+    """
     lines = "\n".join(line for line in source.splitlines() if not line.lstrip().startswith((">>>", "... ")))
+    lines = re.sub(r"\bllama(\.cpp|_\w+(\.Llama)?)", "", lines)
     words = {word.lower() for word in WORDS.findall(lines)}
     whole = {word.lower() for word in re.findall(r"[\w-]+", lines)}
     return {name for name in supported_model_types() if name in words | whole or name.split("_")[0] in words}

@@ -35,10 +35,11 @@ MEASURES: tuple[Measure, ...] = get_args(Measure)
 Engine = Literal["torch", "onnxruntime", "openvino"]  # where a budget of time is measured
 ENGINE_WORDS: tuple[Engine, ...] = get_args(Engine)
 
-ModelShape = Literal["even", "free", "ctranslate2", "uniform"]  # which sizes `compress` may give to different sites
+# which sizes `compress` may give to different sites
+ModelShape = Literal["even", "free", "ctranslate2", "gguf", "uniform"]
 MODEL_SHAPES: tuple[ModelShape, ...] = get_args(ModelShape)
 
-ExportTarget = Literal["onnx", "openvino", "ctranslate2", "transformers"]
+ExportTarget = Literal["onnx", "openvino", "ctranslate2", "gguf", "transformers"]
 EXPORT_TARGETS: tuple[ExportTarget, ...] = get_args(ExportTarget)
 
 ReportPart = Literal["statistics", "roles", "relevance", "gradient", "reconstruction", "contributions", "ablation"]

@@ -295,7 +295,7 @@ COMMANDS = {
         ),
     ),
     "export": Command(
-        "for ONNX Runtime, OpenVINO, or plain transformers, compared with PyTorch there",
+        "for ONNX Runtime, OpenVINO, llama.cpp or plain transformers, compared with PyTorch there",
         checks.export,
         alone(
             MODEL,

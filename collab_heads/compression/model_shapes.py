@@ -131,6 +131,19 @@ class ForCTranslate2(AllowedChoices):
                 yield choosing.everything() | allowed
 
 
+class ForGguf(AllowedChoices):
+    """Allow what llama.cpp runs: every site has its own number of heads and neurons, and all heads keep their width."""
+
+    name = "gguf"
+
+    def among(self, choosing):
+        fixed = {"query_key", "values"}
+        yield choosing.everything() | {
+            site.path: [i for i, each in enumerate(choosing.choices[site.path]) if not fixed & dict(each.sizes).keys()]
+            for site in choosing.attention
+        }
+
+
 class Uniform(AllowedChoices):
     """Allow what the stock config of the family can say, so that plain transformers loads the model.
 
@@ -200,7 +213,7 @@ def alike(sizes: Sequence[object], wanted: object) -> list[int]:
 
 
 MODEL_SHAPE_RULES: dict[ModelShape, AllowedChoices] = {
-    each.name: each for each in (Even(), Free(), ForCTranslate2(), Uniform())
+    each.name: each for each in (Even(), Free(), ForCTranslate2(), ForGguf(), Uniform())
 }
 
 

@@ -97,9 +97,9 @@ def plan(
         kind: the kind of narrower query/key projections, see `swap_to_collaborative`. "shared" saves most parameters
             and cache, and is slow.
         shape: the sizes that sites may have beside each other: "even" gives all feed-forward blocks of a stack the same
-            number of neurons, or none; "free" lets every site have its own; "ctranslate2" is what this engine runs, and
-            "uniform" what the stock config of the family can say (see `export`). None: "even" for a model without a
-            head, whose hidden states are compared, else "free".
+            number of neurons, or none; "free" lets every site have its own; "ctranslate2" is what this engine runs,
+            "gguf" what llama.cpp runs, and "uniform" what the stock config of the family can say (see `export`). None:
+            "even" for a model without a head, whose hidden states are compared, else "free".
         multiple_of: what the widths of smaller layers are multiples of: of queries, of keys and of values over all
             heads, and the number of neurons. 64 suits GPUs and four bits (see the guide to quantisation). Widths that
             do not change stay as they are.

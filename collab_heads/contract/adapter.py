@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from collab_heads.contract.feed_forward import FeedForwardNames
-from collab_heads.contract.model_forms import Blueprint, CTranslate2Form, ImageBlueprint
+from collab_heads.contract.model_forms import Blueprint, CTranslate2Form, GgufForm, ImageBlueprint
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.fused import Projection, whole_of
 from collab_heads.layers.query_key import QueryKey, is_swapped
@@ -61,6 +61,7 @@ class AttentionAdapter:
         blueprints: model type -> how to make a new model and vocabulary of it; where the scripts can.
         image_blueprints: the same for model types that read images.
         ctranslate2: model type -> what CTranslate2 needs to know beside its layers; where the default does not fit.
+        gguf: where llama.cpp finds the other modules of its decoders; None where it cannot run them from here.
     """
 
     model_types: ClassVar[tuple[str, ...]] = ()
@@ -91,6 +92,7 @@ class AttentionAdapter:
     blueprints: ClassVar[Mapping[str, Blueprint]] = {}
     image_blueprints: ClassVar[Mapping[str, ImageBlueprint]] = {}
     ctranslate2: ClassVar[Mapping[str, CTranslate2Form]] = {}
+    gguf: ClassVar[GgufForm | None] = None
 
     def variant(self, config: PretrainedConfig) -> "AttentionAdapter":
         """Return the adapter for a model of the family with this config: this one, or one of its `variants`.

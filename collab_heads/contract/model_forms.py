@@ -1,4 +1,4 @@
-"""Build a new model of a family by the names of its sizes, and describe it for CTranslate2: the data of an adapter."""
+"""Build a new model of a family by the names of its sizes, and describe it for engines: the data of an adapter."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -52,6 +52,42 @@ class ImageBlueprint:
 
     sizes: Mapping[str, tuple[str, ...]]
     processor: str
+
+
+@dataclass(frozen=True)
+class GgufForm:
+    """A description of a decoder for llama.cpp, whose architectures turn pairs of neighbouring dimensions.
+
+    Attributes:
+        even: the architecture of a model whose blocks have the same sizes.
+        uneven: the architecture of one whose blocks have sizes of their own.
+        attention_norm: where the norm before the attention of layer {} is, relative to the base model.
+        feed_forward_norm: where the norm before its feed-forward block is.
+        last_norm: where the norm before the output layer is.
+        rotations: where the module is that makes cosines and sines.
+        epsilon: the config entry for the number in the roots of the norms.
+        positions: the config entry for the most tokens of a text.
+        window: the config entry for the tokens that a token sees, if not all.
+        activation: the config entry for the activation, and the one that llama.cpp has.
+        frequencies: the types of rotary positions whose frequencies are the same for texts of any length.
+        byte_level: how it calls byte-level BPE.
+        pre_tokenizers: how it calls the steps in which tokenizers cut a text into words -> what `tokenizer.json` says
+            of each of them.
+    """
+
+    even: str = "llama"
+    uneven: str = "deci"
+    attention_norm: str = "layers.{}.input_layernorm"
+    feed_forward_norm: str = "layers.{}.post_attention_layernorm"
+    last_norm: str = "norm"
+    rotations: str = "rotary_emb"
+    epsilon: str = "rms_norm_eps"
+    positions: str = "max_position_embeddings"
+    window: str = "sliding_window"
+    activation: tuple[str, str] = ("hidden_act", "silu")
+    frequencies: tuple[str, ...] = ("default", "linear", "llama3")
+    byte_level: str = "gpt2"
+    pre_tokenizers: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

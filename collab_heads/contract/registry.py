@@ -98,6 +98,11 @@ def known_adapter(config: PretrainedConfig) -> AttentionAdapter | None:
     return _ADAPTERS.get(config.model_type)
 
 
+def gguf_model_types() -> list[str]:
+    """Return the model types that llama.cpp runs, by their adapters, sorted."""
+    return sorted(name for name, adapter in _ADAPTERS.items() if adapter.gguf is not None)
+
+
 def ctranslate2_form(config: PretrainedConfig) -> CTranslate2Form:
     """Return what CTranslate2 needs to know of a model type beside its layers, by its adapter or the default."""
     adapter = known_adapter(config)

@@ -29,6 +29,7 @@ from collab_heads.saving.vocabularies import check_words
 from collab_heads.serving.comparison import Comparison, check_examples, naming_outputs
 from collab_heads.serving.example_inputs import example_inputs, padded, two_rows, without_labels
 from collab_heads.serving.for_ctranslate2 import CTranslate2
+from collab_heads.serving.for_gguf import Gguf
 from collab_heads.serving.for_graphs import Onnx, OpenVino
 from collab_heads.serving.sentence_encoder import (
     embedding_texts,
@@ -48,7 +49,7 @@ class ExportReport(Report):
     Attributes:
         folder: where the exported model is.
         to: the target.
-        int8: whether weights have eight bits.
+        int8: whether the engine multiplies in eight bits.
         megabytes: the size of its files.
         difference: the largest difference of an output from PyTorch's, as a share of the largest value of that output
             in PyTorch; over the steps of greedy decoding, as long as both chose the same tokens.
@@ -104,9 +105,9 @@ class StockCheckpoint(Target):
 
     name = "transformers"
 
-    def check(self, model, int8):
+    def check(self, model, int8, tokenizer):
         """Refuse weights that stand in two places, unless the model ties them itself: none can be saved twice."""
-        super().check(model, int8)
+        super().check(model, int8, tokenizer)
         tied, first = getattr(model, "all_tied_weights_keys", None) or {}, dict[int, str]()
         for name, weight in model.named_parameters(remove_duplicate=False):
             if name not in tied and first.setdefault(id(weight), name) != name:
@@ -132,7 +133,7 @@ class StockCheckpoint(Target):
 
 
 TARGETS: dict[ExportTarget, Target] = {
-    each.name: each for each in (Onnx(), OpenVino(), CTranslate2(), StockCheckpoint())
+    each.name: each for each in (Onnx(), OpenVino(), CTranslate2(), Gguf(), StockCheckpoint())
 }
 ROUNDINGS = 8  # of the weights' type, by which the same weights may differ elsewhere; seen: 1.8 in bfloat16
 PHASES = ("checking", 1), ("writing", 2), ("comparing", 2), ("timing", 1)
@@ -155,8 +156,8 @@ def export(
     differ, or anything fails, nothing is left in the folder. Its README.md says how to load it. Graphs take any number
     of rows and tokens; those of models that generate have a cache. A graph of a model that was loaded from a folder of
     sentence-transformers puts out `sentence_embedding`, too, with the pooling and the layers of that folder.
-    `load_exported` loads graphs, and so does `ExportedModel` of transformers. What is for CTranslate2 loads there:
-    `ctranslate2.Encoder`, `Generator` or `Translator`.
+    `load_exported` loads graphs, and so does `ExportedModel` of transformers. What is for CTranslate2 loads there
+    (`ctranslate2.Encoder`, `Generator` or `Translator`), and `model.gguf` in llama.cpp.
 
     Examples:
         >>> import tempfile
@@ -171,12 +172,14 @@ def export(
         model: the model, on the processor.
         folder: a new or an empty folder.
         to: the target: "onnx" (ONNX Runtime), "openvino", "ctranslate2" (heads of a site get one width; what is missing
-            is filled with zeros, and listed), or "transformers" (a checkpoint that loads without this package, and that
-            other tools read; what its config cannot say is refused).
-        tokenizer: the tokenizer or processor, saved beside the model; CTranslate2's vocabulary is made from it.
+            is filled with zeros, and listed), "gguf" (llama.cpp: heads of one width, and the same number of them for
+            each key head of a block; the rest is refused), or "transformers" (a checkpoint that loads without this
+            package, and that other tools read; what its config cannot say is refused).
+        tokenizer: the tokenizer or processor, saved beside the model; CTranslate2's vocabulary is made from it, and the
+            one in a GGUF file.
         int8: multiply in eight bits (all targets but "transformers"): weights get eight bits, but those that lie on
             grids of fewer keep them, and the engine rounds what they multiply, too. CTranslate2 rounds all weights
-            itself.
+            itself; llama.cpp always multiplies weights on grids in eight bits.
         batches: input dicts as the model takes them, to compare with; None: random ones. Inputs that they do not name
             are not inputs of a graph, but for the mask of a text.
 
@@ -202,7 +205,7 @@ def export(
     check_words(tokenizer)
     check_weights(model)
     target, folder = TARGETS[to], Path(folder)
-    target.check(model, int8)
+    target.check(model, int8, tokenizer)
     check_new(folder)
     is_encoder = is_sentence_encoder(model)
     encoder = sentence_encoder(model) if is_encoder and target.embeds else None
@@ -219,10 +222,11 @@ def export(
             (place / README).unlink(missing_ok=True)  # of a trimmed model
         with naming_outputs(model):
             compared = target.compare(model, place, given, tokenizer)
+        is_int8 = target.is_int8(model, int8)
         tolerance = max(target.tolerance, ROUNDINGS * coarsest(model))
-        check_difference(compared, to, target.int8_tolerance if int8 else tolerance)
+        check_difference(compared, to, target.int8_tolerance if is_int8 else tolerance)
         size = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
-        return ExportReport(str(folder), to, int8, size / 1e6, *compared, notes=notes)
+        return ExportReport(str(folder), to, is_int8, size / 1e6, *compared, notes=notes)
 
     with evaluating(model), keeping_threads(), embedding_texts(model, encoder):
         with naming_outputs(model):

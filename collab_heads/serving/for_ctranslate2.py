@@ -33,8 +33,8 @@ class CTranslate2(Target):
         super().check_installed(int8)
         check_extra(self.name, f"exports to {self.name}")
 
-    def check(self, model, int8):
-        super().check(model, int8)
+    def check(self, model, int8, tokenizer):
+        super().check(model, int8, tokenizer)
         from ctranslate2.converters.transformers import _MODEL_LOADERS
 
         loader = _MODEL_LOADERS.get(type(model.config).__name__)

@@ -36,8 +36,8 @@ class Graph(Target):
 
     has_int8 = embeds = True
 
-    def check(self, model, int8):
-        super().check(model, int8)
+    def check(self, model, int8, tokenizer):
+        super().check(model, int8, tokenizer)
         dtypes = {parameter.dtype for parameter in model.parameters()}
         if int8 and dtypes != {torch.float32}:
             raise ArgumentError(

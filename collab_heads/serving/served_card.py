@@ -95,6 +95,13 @@ READERS = (
         for does, kind in BY_CTRANSLATE2.items()
     ),
     Reader(
+        "llama.cpp",
+        ("gguf",),
+        (GENERATES,),
+        f"import llama_cpp\n\nmodel = llama_cpp.Llama('{NAME}/model.gguf')\n"
+        "text = model('Once', max_tokens=16)['choices'][0]['text']\nmodel.close()",
+    ),
+    Reader(
         "sentence-transformers",
         ("transformers",),
         (EMBEDS,),

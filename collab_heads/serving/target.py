@@ -40,16 +40,20 @@ class Target(ABC):
     has_int8: ClassVar[bool] = False
     embeds: ClassVar[bool] = False
 
-    def check(self, model: PreTrainedModel, int8: bool) -> None:
-        """Raise an error if the target is not installed, or cannot take the model."""
+    def check(self, model: PreTrainedModel, int8: bool, tokenizer: Any) -> None:
+        """Raise an error if the target is not installed, or cannot take the model or its tokenizer, or None."""
         self.check_installed(int8)
 
     def check_installed(self, int8: bool) -> None:
         """Raise an error if the target is not installed, or takes no weights of eight bits; this needs no model."""
         if int8 and not self.has_int8:
             raise ArgumentError(
-                f"int8=True: {self.name} takes no weights of eight bits here; onnx, openvino and ctranslate2 do"
+                f"int8=True: {self.name} takes no weights of eight bits here; onnx, openvino, ctranslate2 and gguf do"
             )
+
+    def is_int8(self, model: PreTrainedModel, int8: bool) -> bool:
+        """Return True if the engine multiplies weights of a model in eight bits."""
+        return int8
 
     @abstractmethod
     def write(

@@ -16,6 +16,7 @@ from collab_heads.errors import ArgumentError
         (("--to", "onnx"), "onnxruntime", MissingPackageError, "exports to onnx need onnxruntime: pip install"),
         (("--to", "openvino"), "openvino", MissingPackageError, "exports to openvino need openvino: pip install"),
         (("--to", "ctranslate2"), "ctranslate2", MissingPackageError, "need ctranslate2: pip install"),
+        (("--to", "gguf"), "llama_cpp", MissingPackageError, "exports to gguf need .*llama-cpp-python: pip install"),
         (("--to", "transformers", "--int8"), "none", ArgumentError, "transformers takes no weights of eight bits"),
     ],
 )

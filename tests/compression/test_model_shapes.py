@@ -140,6 +140,11 @@ def test_ctranslate2_leaves_rotary_heads_alone():
     assert {part for choice in choices.values() for part, _ in choice.sizes} == {"neurons"}
 
 
+def test_gguf_keeps_the_width_of_heads_and_removes_heads_and_neurons():
+    made = plan(FAMILIES["llama"].build(), batches_of(FAMILIES["llama"]), refine_steps=0, shape="gguf")
+    assert {part for choice in made.choose(0.5).values() for part, _ in choice.sizes} == {"heads", "neurons"}
+
+
 def test_a_budget_below_what_a_shape_can_reach_names_the_shape():
     made = plan(FAMILIES["bert"].build(), batches_of(FAMILIES["bert"]), refine_steps=0, shape="uniform")
     with pytest.raises(ArgumentError, match="in the shape 'uniform'"):

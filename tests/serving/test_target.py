@@ -47,7 +47,7 @@ def assert_unchanged(before):
 
 
 @pytest.mark.parametrize(
-    "to", [pytest.param(to, marks=() if to == "transformers" else pytest.mark.slow) for to in TARGETS]
+    "to", [pytest.param(to, marks=() if to == "transformers" else pytest.mark.slow) for to in TARGETS if to != "gguf"]
 )
 def test_the_process_is_left_as_it_was(to, tmp_path):
     """CTranslate2 leaves one thread to PyTorch. What is imported the first time may register itself."""

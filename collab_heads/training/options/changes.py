@@ -50,8 +50,8 @@ FIT = (
     flag("--decomposition_method NAME", "als, or parafac of the package tensorly", of=SWAP, option="method"),
 )
 SHAPES = (
-    "sizes of its own; ctranslate2: what this engine runs; uniform: what a stock config can say (default: even for "
-    "models without a head, else free)"
+    "sizes of its own; ctranslate2: what this engine runs; gguf: what llama.cpp runs; uniform: what a stock config can "
+    "say (default: even for models without a head, else free)"
 )
 COLLABORATIVE = (
     flag("--collaborative", "replace attention by collaborative attention"),

@@ -1,0 +1,423 @@
+"""llama.cpp computes what PyTorch does: heads, neurons and whole blocks gone, biases, rotations, grids, tokenizers."""
+
+import logging
+import sys
+
+import pytest
+import torch
+from changed_heads import change_heads, mix
+from opening import layers_of
+from tokenizers import Regex, pre_tokenizers
+from tokenizers_made import FEW, TEXTS, fast
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaModel,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from collab_heads import compress, export, prune_heads, prune_neurons, swap_to_collaborative, trim_vocabulary
+from collab_heads.adapters.llama import LlamaAdapter
+from collab_heads.base.extras import is_installed
+from collab_heads.errors import ArgumentError, ModelStateError, UnsupportedModelError
+from collab_heads.fitting.weight_grid import nearest_on_grid
+from collab_heads.layers.weight_grid import WEIGHT_BITS
+from collab_heads.serving import for_gguf
+from collab_heads.serving.for_gguf import FILE, Gguf, check_site, check_tokenizer, form_for
+
+gguf = pytest.importorskip("gguf", reason="pip install gguf")
+runs = pytest.mark.skipif(not is_installed("llama_cpp"), reason="pip install llama-cpp-python")
+
+FORM = LlamaAdapter.gguf
+ENGINE_NOISE = 1e-5  # float32 in another engine, of the largest logit
+ROUNDED = 0.2  # what weights of few bits multiply has eight; seen: 0.1, while the weights themselves are equal
+GROUPED = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+GROUPED |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
+GROUPED |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+DECODERS = {
+    "Llama": lambda: LlamaForCausalLM(LlamaConfig(**GROUPED)),
+    "Mistral": lambda: MistralForCausalLM(MistralConfig(**GROUPED, sliding_window=None)),
+    "Qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**GROUPED)),
+}
+
+
+def build(name):
+    """A seeded model whose biases and norms are far from zero and one."""
+    torch.manual_seed(0)
+    model = DECODERS[name]().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter += 0.2 * torch.randn_like(parameter)
+    return model
+
+
+def texts():
+    tokens = torch.randint(5, 60, (8, 12), generator=torch.Generator().manual_seed(0))
+    return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+
+
+def pruned(model):
+    """One key head of the first site gone, with its heads."""
+    prune_heads(model, heads={layers_of(model).attention[0].path: [0, 1]})
+
+
+def one_layer_gone(model):
+    attention_gone(model, 0)
+    no_neurons(model, 0)
+
+
+def narrow_values(model):
+    options = {"kind": "per_head", "batches": [texts()], "refine_steps": 0}
+    swap_to_collaborative(model, dim_shared_query_key=0.75, dim_value=0.5, **options)
+
+
+def neurons_gone(model):
+    """Other numbers of neurons in every block, none of which is a multiple of 32."""
+    first, second = layers_of(model).feed_forwards
+    prune_neurons(model, [texts()], keep={first.path: 41, second.path: 30})
+
+
+def attention_gone(model, layer):
+    site = layers_of(model).attention[layer]
+    prune_heads(model, heads={site.path: [*range(site.num_heads)]})
+
+
+def no_neurons(model, layer):
+    prune_neurons(model, [texts()], keep={layers_of(model).feed_forwards[layer].path: 0})
+
+
+def last_gone(model):
+    attention_gone(model, 1)
+    no_neurons(model, 1)
+
+
+def all_gone(model):
+    one_layer_gone(model)
+    last_gone(model)
+
+
+CHANGES = {
+    "stock": lambda model: None,
+    "key heads gone": pruned,
+    "neurons gone": neurons_gone,
+    "first attention gone": lambda model: attention_gone(model, 0),
+    "last attention gone": lambda model: attention_gone(model, 1),
+    "first neurons gone": lambda model: no_neurons(model, 0),
+    "last neurons gone": lambda model: no_neurons(model, 1),
+    "first block gone": one_layer_gone,
+    "last block gone": last_gone,
+    "all gone": all_gone,
+    "compressed": lambda model: compress(model, [texts()], 0.6, refine_steps=0, shape="gguf"),
+    "gated": lambda model: change_heads(model, "gated"),
+    "mixed": mix,
+}
+
+
+def on_grids(model, bits):
+    """Put all linear maps and embeddings of a model on a grid, in place."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+            module.weight.data = nearest_on_grid(module.weight.data, bits).weight()
+            setattr(module, WEIGHT_BITS, bits)
+    return model
+
+
+def written(model, folder, **options):
+    """Write a model without running it, and return the reader of the file and the notes."""
+    notes = Gguf().write(model, folder, texts(), **{"tokenizer": None, "int8": False} | options)
+    return gguf.GGUFReader(folder / FILE), notes
+
+
+def values(reader):
+    """Return the values of the weights in a file by name, and their types."""
+    found = {each.name: gguf.quants.dequantize(each.data, each.tensor_type) for each in reader.tensors}
+    kinds = {each.tensor_type.name for each in reader.tensors}
+    return {name: torch.tensor(each) for name, each in found.items()}, kinds
+
+
+def entry(reader, name):
+    return next(field.contents() for key, field in reader.fields.items() if key.endswith(name))
+
+
+BY_DEFAULT = {("Qwen2", "key heads gone"), ("Mistral", "stock")} | {("Llama", change) for change in CHANGES}
+CASES = [
+    pytest.param(family, change, marks=() if (family, change) in BY_DEFAULT else pytest.mark.slow)
+    for family in DECODERS
+    for change in CHANGES
+]
+
+
+@runs
+@pytest.mark.parametrize(("family", "change"), CASES)
+def test_the_engine_computes_what_pytorch_does(family, change, tmp_path):
+    model = build(family)
+    CHANGES[change](model)
+    report = export(model, tmp_path / "out", to="gguf")
+    assert report.difference < ENGINE_NOISE
+    assert report.agreeing == 1
+
+
+@runs
+@pytest.mark.parametrize("bits", (3, 4, 8))
+@pytest.mark.parametrize("change", ("stock", "neurons gone", "first attention gone"))
+def test_weights_on_grids_run_as_they_are(bits, change, tmp_path):
+    model = build("Llama")
+    CHANGES[change](model)
+    report = export(on_grids(model, bits), tmp_path / "out", to="gguf")
+    assert report.int8
+    assert report.difference < ROUNDED
+
+
+@runs
+def test_neither_ends_a_text(tmp_path):
+    model, batch = build("Llama"), texts()
+    first = model.generate(**batch, max_new_tokens=1, do_sample=False)[:, -1]
+    model.generation_config.eos_token_id = first.unique().tolist()
+    assert export(model, tmp_path / "out", to="gguf", batches=[batch]).agreeing == 1
+
+
+@runs
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16))
+def test_half_precision(dtype, tmp_path):
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**GROUPED | {"initializer_range": 0.1})).eval().to(dtype)
+    report = export(model, tmp_path / "out", to="gguf")
+    assert report.difference < 8 * torch.finfo(dtype).eps
+
+
+@runs
+def test_int8_keeps_grids_of_fewer_bits_and_rounds_the_rest(tmp_path):
+    model = build("Llama")
+    module = model.model.layers[0].mlp.up_proj
+    module.weight.data = nearest_on_grid(module.weight.data, 4).weight()
+    setattr(module, WEIGHT_BITS, 4)
+    report = export(model, tmp_path / "out", to="gguf", int8=True)
+    assert report.difference < ROUNDED
+    kinds = {each.name: each.tensor_type.name for each in gguf.GGUFReader(tmp_path / "out" / FILE).tensors}
+    assert kinds.pop("blk.0.ffn_up.weight") == "Q4_0"
+    assert {kind for name, kind in kinds.items() if "norm" not in name} == {"Q8_0"}
+
+
+@runs
+@pytest.mark.parametrize(
+    "rotations",
+    [
+        {"rope_type": "linear", "factor": 3.0},
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        | {"original_max_position_embeddings": 32},
+    ],
+)
+def test_scaled_rotations(rotations, tmp_path):
+    torch.manual_seed(0)
+    config = LlamaConfig(**GROUPED, rope_parameters=rotations | {"rope_theta": 5000.0})
+    report = export(LlamaForCausalLM(config).eval(), tmp_path / "out", to="gguf")
+    assert report.difference < ENGINE_NOISE
+
+
+@runs
+def test_biases_everywhere_and_tied_embeddings(tmp_path):
+    torch.manual_seed(0)
+    config = LlamaConfig(**GROUPED, attention_bias=True, mlp_bias=True, tie_word_embeddings=True)
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    attention_gone(model, 1)
+    no_neurons(model, 0)
+    assert export(model, tmp_path / "out", to="gguf").difference < ENGINE_NOISE
+
+
+def test_blocks_have_sizes_of_their_own_and_those_without_anything_are_left_out(tmp_path):
+    model = build("Llama")
+    one_layer_gone(model)
+    neurons = layers_of(model).feed_forwards[1]
+    prune_neurons(model, [texts()], keep={neurons.path: 41})
+    reader, notes = written(model, tmp_path)
+    assert [entry(reader, each) for each in ("architecture", "block_count", "feed_forward_length")] == ["llama", 1, 64]
+    assert "1 blocks without heads and neurons are left out" in notes
+
+
+def test_uneven_blocks_are_an_architecture_of_their_own(tmp_path):
+    model = build("Qwen2")
+    site = layers_of(model).attention[1]
+    prune_heads(model, heads={site.path: [0, 1]})
+    reader, _ = written(model, tmp_path)
+    assert entry(reader, "general.architecture") == "deci"
+    assert (entry(reader, "head_count"), entry(reader, "head_count_kv")) == ([4, 2], [2, 1])
+
+
+@pytest.mark.parametrize(("bits", "kind"), [(3, "Q4_0"), (4, "Q4_0"), (8, "Q8_0")])
+def test_weights_on_grids_are_written_exactly(bits, kind, tmp_path):
+    """A 3-bit grid is one of 4 bits; the scale of a row stands in each of its blocks."""
+    model = build("Llama")
+    pruned(model)
+    neurons_gone(model)
+    found, kinds = values(written(on_grids(model, bits), tmp_path)[0])
+    assert kinds == {kind, "F32"}
+    mlp = model.model.layers[0].mlp
+    assert torch.equal(found["blk.0.attn_v.weight"], model.model.layers[0].self_attn.v_proj.weight)
+    assert torch.equal(found["blk.0.ffn_down.weight"][:, :41], mlp.down_proj.weight)
+    assert found["blk.0.ffn_down.weight"].shape[1] == 64 and not found["blk.0.ffn_down.weight"][:, 41:].any()
+    assert torch.equal(found["token_embd.weight"], model.model.embed_tokens.weight)
+
+
+def test_weights_that_have_left_their_grid_stay_in_float32(tmp_path):
+    model = on_grids(build("Llama"), 4)
+    model.lm_head.weight.data[0, 0] += 0.01
+    found, _ = values(written(model, tmp_path)[0])
+    assert torch.equal(found["output.weight"], model.lm_head.weight)
+
+
+def test_a_sliding_window_limits_the_texts(tmp_path):
+    model = build("Mistral")
+    model.config.sliding_window = 16
+    reader, notes = written(model, tmp_path)
+    assert entry(reader, "context_length") == 16
+    assert any("no sliding window" in note for note in notes)
+
+
+def one_head_gone(model):
+    prune_heads(model, heads={layers_of(model).attention[0].path: [1]})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (one_head_gone, "layers.0.self_attn has heads with the key heads .0, 1, 1.,"),
+        (narrow_values, "layers.0.self_attn has (queries and keys|values) of width .* compress with shape="),
+    ],
+)
+def test_heads_that_it_does_not_have_are_refused(change, message):
+    model = build("Llama")
+    change(model)
+    with pytest.raises(ModelStateError, match=message):
+        for site in layers_of(model).attention:
+            check_site(site)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            lambda: GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64)),
+            "GPT2LMHeadModel is of type 'gpt2'",
+        ),
+        (lambda: LlamaModel(LlamaConfig(**GROUPED)), "LlamaModel does not predict tokens"),
+        (lambda: LlamaForCausalLM(LlamaConfig(**GROUPED, hidden_act="gelu")), "activation 'gelu'"),
+        (
+            lambda: LlamaForCausalLM(
+                LlamaConfig(**GROUPED, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0})
+            ),
+            "rotary positions of type 'dynamic'",
+        ),
+    ],
+)
+def test_models_that_it_computes_otherwise_are_refused(model, message):
+    with pytest.raises(UnsupportedModelError, match=message):
+        form_for(model())
+
+
+def byte_level(*before, texts=TEXTS):
+    """A byte-level tokenizer that cuts texts by other rules first."""
+    made = fast("byte-level BPE", texts)
+    if before:
+        last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=isinstance(before[0], pre_tokenizers.Digits))
+        made.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*before, last])
+    made.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    return made
+
+
+def model_for(tokenizer):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": len(tokenizer) + 3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    return LlamaForCausalLM(LlamaConfig(**GROUPED | sizes)).eval()
+
+
+WORDS = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"""
+WORDS += r"|\s+(?!\S)|\s+"
+CUT = {
+    "gpt-2": (),
+    "smollm": (pre_tokenizers.Digits(individual_digits=True),),
+    "qwen2": (pre_tokenizers.Split(Regex(WORDS), "isolated"),),
+    "llama-bpe": (pre_tokenizers.Split(Regex(WORDS.replace(r"\p{N}|", r"\p{N}{1,3}|")), "isolated"),),
+}
+
+
+@pytest.mark.parametrize("pre", CUT)
+def test_tokens_merges_and_template_are_written(pre, tmp_path):
+    tokenizer = byte_level(*CUT[pre])
+    check_tokenizer(tokenizer, FORM, len(tokenizer))
+    reader, notes = written(model_for(tokenizer), tmp_path, tokenizer=tokenizer)
+    assert not notes
+    assert entry(reader, "ggml.pre") == pre
+    assert entry(reader, "ggml.tokens")[: len(tokenizer)] == tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    assert entry(reader, "token_type") == [3] * 5 + [1] * (len(tokenizer) - 5) + [5] * 3
+    assert entry(reader, "chat_template") == tokenizer.chat_template
+    assert (entry(reader, "bos_token_id"), entry(reader, "add_bos_token")) == (1, True)
+
+
+@runs
+@pytest.mark.parametrize("pre", CUT)
+def test_the_engine_cuts_texts_into_the_same_tokens(pre, tmp_path):
+    import llama_cpp
+
+    tokenizer, text = byte_level(*CUT[pre]), " abcabc 12345 " + " ".join(TEXTS[:20])
+    export(model_for(tokenizer), tmp_path / "out", to="gguf", tokenizer=tokenizer)
+    engine = llama_cpp.Llama(str(tmp_path / "out" / FILE), vocab_only=True, verbose=False)
+    assert engine.tokenize(text.encode()) == tokenizer(text)["input_ids"]
+
+
+@runs
+def test_other_tokens_in_the_engine_are_an_error(monkeypatch, tmp_path):
+    tokenizer = byte_level(texts=[*TEXTS, "12 123 12345 " * 20])
+    monkeypatch.setattr(for_gguf, "cut_as", lambda given, form: "smollm")
+    with pytest.raises(UnsupportedModelError, match=r"llama\.cpp cuts"):
+        export(model_for(tokenizer), tmp_path / "out", to="gguf", tokenizer=tokenizer)
+    assert not (tmp_path / "out").exists()
+
+
+@runs
+def test_a_trimmed_vocabulary(tmp_path):
+    tokenizer = byte_level()
+    model = model_for(tokenizer)
+    small, _ = trim_vocabulary(model, tokenizer, FEW)
+    assert len(small) < len(tokenizer)
+    export(model, tmp_path / "out", to="gguf", tokenizer=small)
+
+
+@pytest.mark.parametrize("kind", ("WordPiece", "BPE with ends", "Unigram"))
+def test_tokenizers_that_it_does_not_know_are_refused(kind):
+    with pytest.raises(UnsupportedModelError, match="byte-level BPE whose words are cut as it calls gpt-2, smollm"):
+        check_tokenizer(fast(kind), FORM, 1000)
+
+
+def test_a_tokenizer_of_more_tokens_is_refused():
+    with pytest.raises(ArgumentError, match="pass the tokenizer of the model"):
+        check_tokenizer(byte_level(), FORM, 100)
+
+
+def test_a_tokenizer_without_a_template_is_noted(tmp_path):
+    tokenizer = byte_level()
+    tokenizer.chat_template = None
+    _, notes = written(model_for(tokenizer), tmp_path, tokenizer=tokenizer)
+    assert [note for note in notes if "no chat template" in note]
+
+
+@runs
+def test_the_process_is_left_as_it_was(tmp_path, capfd):
+    torch.set_num_threads(2)
+    before = torch.get_num_threads(), torch.get_rng_state(), sys.stdout, logging.root.manager.disable
+    model = build("Llama")
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    torch.set_rng_state(before[1])
+    export(model, tmp_path / "out", to="gguf")
+    assert torch.get_num_threads() == before[0] and torch.equal(torch.get_rng_state(), before[1])
+    assert (sys.stdout, logging.root.manager.disable) == before[2:]
+    assert capfd.readouterr().out == ""
+    assert all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items())
