@@ -92,6 +92,9 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], last: str) 
 MUCH, MOST = 0.2, 0.5  # shares of an output
 
 
+SAME_TEXTS = "errors compare only on the same texts"  # of two models
+
+
 def loss_in_words(share: float) -> str:
     """Return what it means that a share of an output is lost; empty if it is less than a fifth."""
     if share >= MOST:

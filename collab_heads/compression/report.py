@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from collab_heads.base.option_values import FeedForwardRole, SitePart, TableRole
-from collab_heads.base.report import Cell, Report, loss_in_words, of_fields, table_of
+from collab_heads.base.report import SAME_TEXTS, Cell, Report, loss_in_words, of_fields, table_of
 from collab_heads.compression.measures import UNITS, Measure
 from collab_heads.compression.parts.table import PARTS
 from collab_heads.model.site_size import FLOAT
@@ -128,6 +128,7 @@ class CompressReport(Report):
             error += f", on the examples of validation {self.validation_error:.4f}"
         if self.scores is not None:
             error += f"; score {self.scores[0]:.6g} -> {self.scores[1]:.6g}"
+        error += f" ({SAME_TEXTS})"
         errors = zip(("less", "more"), self.nearby_errors, strict=True)
         nearby = [f"{error:.4f} with a tenth {which}" for which, error in errors if error is not None]
         margin = [f"predicted error by {UNITS[self.of]}: {', '.join(nearby)}"] if nearby else []

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from collab_heads.base.processes import LaunchedProcesses, agreed
-from collab_heads.base.report import Report, text_table
+from collab_heads.base.report import SAME_TEXTS, Report, text_table
 from collab_heads.errors import OutputError
 from collab_heads.files.atomic import write_file, writing
 from collab_heads.files.checkpoint import check_holds, check_same_run, check_undamaged, new_checkpoint, read_progress
@@ -69,13 +70,13 @@ class DistillReport(Report):
 
     def lines(self) -> list[str]:
         rows = [
-            (name, f"{getattr(self.before, part):.4g}", f"{getattr(self.after, part):.4g}")
+            (name, *(f"{math.sqrt(getattr(error, part)):.4g}" for error in (self.before, self.after)))
             for name, part in (("hidden states", "hidden"), ("output", "output"))
-        ]
+        ]  # roots, as `compress` reports the error of the output
         stopped = f" of {self.steps_asked}: no better for a while" if self.steps < self.steps_asked else ""
         last = (
             f"best after step {self.best_step}; {self.steps} steps{stopped}; {self.trained_parameters:,} parameters, "
-            f"{self.tokens:,} tokens, {self.seconds:.1f} s"
+            f"{self.tokens:,} tokens, {self.seconds:.1f} s; {SAME_TEXTS}"
         )
         return [text_table(["held-out error", "before", "after"], rows, last)]
 

@@ -21,8 +21,8 @@ from collab_heads.files.folders import MANIFEST, damage, read_manifest
 from collab_heads.files.reading import check_file, parse_json, read_text
 from collab_heads.saving.source_files import OF_TEXTS, SETTINGS, files_in
 from collab_heads.serving.graph_interface import input_names, output_tree
-from collab_heads.serving.sentence_encoder import EMBEDDING, Texts, read_texts
 from collab_heads.serving.target import first_line
+from collab_heads.serving.text_reader import EMBEDDING, Texts, read_texts
 from collab_heads.sites.record import check_keys
 from collab_heads.sites.state import expect
 

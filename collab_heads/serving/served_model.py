@@ -23,7 +23,7 @@ from collab_heads.layers.attention import CACHE
 from collab_heads.saving.source_files import files_in
 from collab_heads.serving.exported_folder import CONFIG, DECODER, ENCODER, SINGLE, naming, read_exported
 from collab_heads.serving.graph_interface import taken
-from collab_heads.serving.sentence_encoder import EMBEDDING, TextReader, Texts
+from collab_heads.serving.text_reader import EMBEDDING, TextReader, Texts
 
 
 class CrossAttentionEncoder(nn.Module):

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 
 import pytest
 import torch
@@ -177,7 +178,9 @@ def test_the_report_speaks(pair, batches):
     lines = str(report).splitlines()
     assert isinstance(report, DistillReport) and "held-out error" in lines[0]
     assert lines[2].split()[:2] == ["hidden", "states"] and lines[3].startswith("output")
-    assert f"{report.before.hidden:.4g}" in lines[2] and "10 steps" in lines[-1]
+    assert (
+        f"{math.sqrt(report.before.hidden):.4g}" in lines[2] and "10 steps" in lines[-1] and "same texts" in lines[-1]
+    )
     assert json.loads(json.dumps(report.to_dict()))["before"]["hidden"] == report.before.hidden
     assert (report.batches, report.held_out_batches) == (9, 1)
 

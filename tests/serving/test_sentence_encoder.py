@@ -23,8 +23,9 @@ from collab_heads.errors import ArgumentError, CollabHeadsError, DataError, Mode
 from collab_heads.saving.card import NAME
 from collab_heads.serving import export as exports
 from collab_heads.serving.export import TARGETS
-from collab_heads.serving.sentence_encoder import EMBEDDING, POOLINGS, Pooling, is_sentence_encoder, sentence_encoder
+from collab_heads.serving.sentence_encoder import POOLINGS, Pooling, is_sentence_encoder, sentence_encoder
 from collab_heads.serving.served_card import served_card
+from collab_heads.serving.text_reader import EMBEDDING
 from families import FAMILIES
 
 pytest.importorskip("transformers.exporters.runners", reason="exports of graphs need transformers 5.23")
