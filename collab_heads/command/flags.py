@@ -336,6 +336,7 @@ COMMANDS = {
             ),
             flag("--batch_size N", "texts per batch", count_from_1, of=EVALUATE),
             flag("--max_length N", "cut texts to this many tokens (word pieces)", count_from_1, of=EVALUATE),
+            PREFIX,
             flag("--seed N", "seed of the bootstrap", of=EVALUATE),
         ),
     ),

@@ -82,7 +82,11 @@ def run_compress(args: Namespace) -> CompressReport | CompressionPlan:
     check_enough(args, texts)
     batches = batches_of(args, model, tokenizer, texts)
     elsewhere = None if others is None else batches_of(args, model, tokenizer, drawn(others, MEASURED, args.seed))
-    score = scorer(args.task, args.evaluate, tokenizer, batch_size=args.batch_size) if args.evaluate else None
+    score = None
+    if args.evaluate:
+        reading = {name: getattr(args, name) for name in ("batch_size", "max_length", "source_prefix")}
+        score = scorer(args.task, args.evaluate, tokenizer, **reading)
+        score(model)  # before the work: it may not be able to do the task
     own = generated(args, loaded)
     if is_lone_decoder(model.config) and model.can_generate() and not own:
         print("fitted to --data alone: with --generated 64 a language model keeps more of what it can do elsewhere")
@@ -249,6 +253,7 @@ def run_evaluate(args: Namespace) -> EvaluationReport:
         columns=args.column,
         batch_size=args.batch_size,
         max_length=args.max_length,
+        source_prefix=args.source_prefix,
         seed=args.seed,
     )
     print(report)

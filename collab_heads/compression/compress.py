@@ -25,7 +25,7 @@ from collab_heads.compression.parts.table import parts_of, resized
 from collab_heads.compression.plan import measure, planned, prepared
 from collab_heads.compression.probe import Probe
 from collab_heads.compression.report import CompressedSite, CompressReport, Cost
-from collab_heads.compression.smallest import FittedChoice, smallest_by_error, smallest_by_score
+from collab_heads.compression.smallest import FittedChoice, scored, smallest_by_error, smallest_by_score
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.weight_grid import leave_grids
 from collab_heads.model.open_layers import OpenLayers
@@ -96,8 +96,8 @@ def compress(
         max_loss: instead of both, how much of a score the model may lose, in the units of `evaluate`. The model becomes
             about as small as this allows: a few budgets are fitted and scored. If a score comes from a few hundred
             examples, chance moves it by about a point.
-        evaluate: takes the model and returns its score, of which more is better: a function of yours, or what `scorer`
-            makes of a file. It must not change the model.
+        evaluate: takes the model, in evaluation mode, and returns its score, of which more is better: a function of
+            yours, or what `scorer` makes of a file. It must not change the model.
         of: the measure of the budget: "parameters", "bytes", "operations", "cache" or "time"; `plan` defines them.
         sites: roles or paths of the sites that may change, feed-forward blocks ("enc-ffn", "dec-ffn") included; None
             for all.
@@ -168,6 +168,9 @@ def compress(
     )
     with opened(model, changes=True, of="layers") as layers, one_bar("compress", phases):
         other = None if validation is None else Probe(model, prepared(model, each_batch(validation)), [])
+        before = 0.0 if evaluate is None else scored(model, evaluate)
+        if not math.isfinite(before):
+            raise ArgumentError(f"evaluate returned {before} for the model as it is: what could it lose?")
         made, measured = plan_for(layers, batches, options, plan, measurements)
         share, scores = None if budget is None else made.share_of(budget), None
         if share is not None:
@@ -175,7 +178,8 @@ def compress(
         elif max_error is not None:
             chosen = smallest_by_error(made, measured, max_error, other)
         else:
-            chosen, scores = smallest_by_score(made, measured, cast(float, max_loss), cast(Callable, evaluate), other)
+            limit, score = cast(float, max_loss), cast(Callable, evaluate)
+            chosen, scores = smallest_by_score(made, measured, limit, score, before, other)
         report = report_of(made, measured, chosen, share, max_error, scores)
         # Nothing has changed up to here; nothing can fail from here on.
         leave_grids(model)  # what is left on one is put there anew

@@ -155,7 +155,7 @@ def measure(
 ) -> Measurements:
     """Check that the parts of a model can become smaller, prepare the batches, and measure it (see `measure_model`)."""
     model = layers.model
-    check_engine(options.engine)
+    check_engine(options.engine, model)
     check_not_inference(model)
     check_dtypes(layers, options)
     for part in PARTS.values() if options.parts else ():

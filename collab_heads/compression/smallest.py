@@ -1,11 +1,10 @@
 """Find the smallest model whose error, or whose loss on a task, stays within a limit: a few attempts are fitted."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel
 
-from collab_heads.base.checks import is_number
 from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.compression.compression_plan import Choices, CompressionPlan
 from collab_heads.compression.fitting import fit_choices, fitted_error
@@ -14,6 +13,7 @@ from collab_heads.compression.parts.part import Fit, install
 from collab_heads.compression.probe import Probe
 from collab_heads.errors import ArgumentError
 from collab_heads.model.apply_state import undone
+from collab_heads.running.batches import evaluating
 
 ATTEMPTS = 5  # to come close to an error
 NEAR = 0.95  # of the error that was asked for
@@ -65,39 +65,44 @@ def smallest_by_error(
     return best
 
 
+def scored(model: PreTrainedModel, evaluate: Callable[[PreTrainedModel], float]) -> float:
+    """Return the score of a model, in evaluation mode.
+
+    Raises:
+        ArgumentError: if it is no number.
+    """
+    with evaluating(model):
+        found: Any = evaluate(model)
+    number = found.item() if getattr(found, "size", None) == 1 or getattr(found, "ndim", None) == 0 else found
+    if not isinstance(number, int | float) or isinstance(number, bool):
+        raise ArgumentError(f"evaluate returned {found!r:.80}: a number was expected, the score of the model")
+    return float(number)
+
+
 def smallest_by_score(
     made: CompressionPlan,
     measured: Measurements,
     max_loss: float,
     evaluate: Callable[[PreTrainedModel], float],
-    other: Probe | None,
+    before: float,
+    other: Probe | None = None,
 ) -> tuple[FittedChoice, tuple[float, float]]:
     """Return the choices of the smallest model that loses so much of a score at most, and the scores before and after.
 
     A few budgets are tried, each half way between the smallest that lost less and the largest that lost more.
 
     Raises:
-        ArgumentError: if none loses so little, or a score is no finite number.
+        ArgumentError: if none loses so little, or a score is no number.
     """
-
-    def score() -> float:
-        found = evaluate(measured.model)
-        found = found.item() if hasattr(found, "item") else found  # of NumPy, or of PyTorch
-        if not is_number(found):
-            raise ArgumentError(
-                f"evaluate returned {found!r:.80}: a finite number was expected, the score of the model"
-            )
-        return float(found)
-
-    before, best, tried, low, high = score(), None, list[str](), made.least, 1.0
+    best, tried, low, high = None, list[str](), made.least, 1.0
     for _ in progress_bar(range(HALVINGS), desc="fitting"):
         budget = (low + high) / 2
         chosen = FittedChoice.of(measured, made.choose(budget), other)
         with undone(measured.layers, measured.changing) as layers:
             install(layers, chosen.fitted)
-            after = score()
+            after = scored(measured.model, evaluate)
         tried.append(f"{budget:.3f} of {made.of} scores {after:.6g}")
-        if before - after <= max_loss:
+        if before - after <= max_loss:  # not, where it is no number at all
             best, high = (chosen, (before, after)), budget
         else:
             low = budget

@@ -73,6 +73,7 @@ class GgufForm:
         byte_level: how it calls byte-level BPE.
         pre_tokenizers: how it calls the steps in which tokenizers cut a text into words -> what `tokenizer.json` says
             of each of them.
+        whole_words: those of them with which a word that is a token is not made by merges.
     """
 
     even: str = "llama"
@@ -88,6 +89,7 @@ class GgufForm:
     frequencies: tuple[str, ...] = ("default", "linear", "llama3")
     byte_level: str = "gpt2"
     pre_tokenizers: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    whole_words: tuple[str, ...] = ("llama-bpe",)
 
 
 @dataclass(frozen=True)

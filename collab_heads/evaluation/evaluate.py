@@ -56,6 +56,7 @@ def evaluate(
     columns: Sequence[str] | None = None,
     batch_size: int = 32,
     max_length: int = 128,
+    source_prefix: str = "",
     seed: int = 0,
 ) -> EvaluationReport:
     """Score a model and changed ones on a task of your own: how much did they lose, and is it more than chance?
@@ -93,6 +94,7 @@ def evaluate(
         columns: the names of these columns in the data, in this order.
         batch_size: texts that a model reads at a time.
         max_length: tokens to which texts are cut.
+        source_prefix: stands before every first text, as T5 wants it.
         seed: seed of the bootstrap.
 
     Returns:
@@ -108,7 +110,7 @@ def evaluate(
     check_count("batch_size", batch_size, least=1, most=MAX_SIZE)
     check_count("max_length", max_length, least=1, most=MAX_SIZE)
     check_seed(seed)
-    chosen = made(task, data, columns, Limits(batch_size, max_length))
+    chosen = made(task, data, columns, Limits(batch_size, max_length, source_prefix))
     others = changed if isinstance(changed, Mapping) else {name_in(source_of(changed)): changed}
     if not others:
         raise ArgumentError("changed is empty: pass a model, or several by name")
@@ -132,6 +134,7 @@ def scorer(
     columns: Sequence[str] | None = None,
     batch_size: int = 32,
     max_length: int = 128,
+    source_prefix: str = "",
 ) -> Callable[[PreTrainedModel], float]:
     """Make the function that scores a model on a task of your own, for `compress(…, max_loss=…, evaluate=…)`.
 
@@ -152,6 +155,7 @@ def scorer(
         columns: the names of the columns in the data.
         batch_size: texts that a model reads at a time.
         max_length: tokens to which texts are cut.
+        source_prefix: stands before every first text, as T5 wants it.
 
     Returns:
         A function of a model. The model is not changed.
@@ -161,7 +165,7 @@ def scorer(
     """
     for name, value in {"batch_size": batch_size, "max_length": max_length}.items():
         check_count(name, value, least=1, most=MAX_SIZE)
-    chosen = made(task, data, columns, Limits(batch_size, max_length))
+    chosen = made(task, data, columns, Limits(batch_size, max_length, source_prefix))
 
     def score(model: PreTrainedModel) -> float:
         chosen.check(model, tokenizer)

@@ -1,7 +1,7 @@
 """What the tasks of `evaluate` have in common: their examples, and how models read their texts."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -16,16 +16,17 @@ from collab_heads.evaluation.scores import Score
 from collab_heads.model.opened import input_device
 from collab_heads.running.batches import moved
 from collab_heads.running.embeddings import embed
-from collab_heads.serving.comparison import ROUNDS
+from collab_heads.serving.comparison import ROUNDS, naming_outputs
 from collab_heads.serving.sentence_encoder import embedding_texts, is_sentence_encoder, sentence_encoder
 from collab_heads.serving.served_model import ServedModel
 
 
 class Limits(NamedTuple):
-    """How texts are read: how many at a time, and the most tokens of one."""
+    """How texts are read: how many at a time, the most tokens of one, and what stands before every first text."""
 
     batch_size: int
     max_length: int
+    source_prefix: str = ""
 
 
 class Task:
@@ -110,7 +111,9 @@ class Task:
         limit = None if isinstance(model, ServedModel) else longest_input(model, tokenizer)
         most = min(self.limits.max_length, limit or tokenizer.model_max_length)
         check_room("max_length", most, tokenizer, len(texts) > 1)
-        columns = tokenizer(*map(list, texts), truncation=True, max_length=most)
+        first, *others = map(list, texts)
+        first = [f"{self.limits.source_prefix}{text}" for text in first]
+        columns = tokenizer(first, *others, truncation=True, max_length=most)
         ids = columns["input_ids"]
         if not isinstance(model, ServedModel):
             check_vocabulary(model, tokenizer, max((max(row, default=0) for row in ids), default=0))
@@ -132,7 +135,8 @@ class Task:
                 order.extend(group)
                 yield batch
 
-        is_encoder = not isinstance(model, ServedModel) and is_sentence_encoder(model)
-        with embedding_texts(model, sentence_encoder(model) if is_encoder else None):
-            rows = embed(model.base_model, ordered()).float().cpu()
+        base = cast(PreTrainedModel, model.base_model)  # of a model with a head, if its config names one
+        is_encoder = not isinstance(model, ServedModel) and is_sentence_encoder(base)
+        with naming_outputs(base), embedding_texts(base, sentence_encoder(base) if is_encoder else None):
+            rows = embed(base, ordered()).float().cpu()
         return torch.empty_like(rows).index_copy_(0, torch.tensor(order), rows)

@@ -218,7 +218,7 @@ def export(
             if tokenizer is not None:
                 tokenizer.save_pretrained(place)
             if encoder is not None:
-                write_served(encoder, place)
+                write_served(encoder, place, reads_texts=tokenizer is not None)
             (place / README).unlink(missing_ok=True)  # of a trimmed model
         with naming_outputs(model):
             compared = target.compare(model, place, given, tokenizer)
@@ -232,8 +232,8 @@ def export(
         with naming_outputs(model):
             check_examples(model, given)
         report = write_folder(folder, fill, sum(parameter.nbytes for parameter in model.parameters()), only_new=True)
-    # beside what the manifest lists: users edit cards
-    write_file(Path(os.path.realpath(folder), README), served_card(model, to, report, is_encoder).encode("utf-8"))
+    card = served_card(model, to, report, is_encoder and tokenizer is not None)
+    write_file(Path(os.path.realpath(folder), README), card.encode("utf-8"))  # not in the manifest: users edit cards
     return report
 
 

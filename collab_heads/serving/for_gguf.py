@@ -32,8 +32,9 @@ from collab_heads.serving.target import Target, first_line, quiet
 from collab_heads.sites.site import group_size
 
 FILE = "model.gguf"
-ADVICE = "compress with shape='gguf'"
+ADVICE = "compress the original with shape='gguf'"
 IDS_ONLY = "Pass tokenizer=None for a file that takes ids only"
+NORMALIZED = "NFC"  # which llama.cpp leaves out: most texts are in that form
 PROBE = "I'm: 3 or 12345 caf\u00e9s\u2026 \n\n\t(\u4f60\u597d, \u043c\u0438\u0440)  don't! x = y[0] + 7.5; \U0001f600"
 
 
@@ -307,7 +308,7 @@ def write_file(
     writer = GGUFWriter(file, form.even if is_even else form.uneven)
     window, positions = getattr(config, form.window, None), getattr(config, form.positions)
     if window is not None and window < positions:
-        yield f"texts have at most {window} tokens there, since llama.cpp knows no sliding window"
+        yield f"llama.cpp knows no sliding window: what it puts out for more than {window} tokens is wrong"
         positions = window
     frequencies, theta = rotations.inv_freq.float().cpu(), rotations.config.rope_parameters["rope_theta"]
     width = 2 * len(frequencies)
@@ -335,14 +336,17 @@ def check_tokenizer(tokenizer: Any, form: GgufForm, size: int) -> None:
     parts = {"model": {"type": None}} if backend is None else json.loads(backend.to_str())
     model, normalizer = parts["model"], (parts.get("normalizer") or {}).get("type")
     is_plain = not any(model.get(each) for each in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"))
-    is_plain &= normalizer in (None, "NFC")  # which llama.cpp leaves out: most texts are in that form
-    if model["type"] != "BPE" or not is_plain or cut_as(parts["pre_tokenizer"], form) is None:
+    is_plain &= normalizer in (None, NORMALIZED)
+    cut = cut_as(parts.get("pre_tokenizer"), form)
+    is_plain &= bool(model.get("ignore_merges")) == (cut in form.whole_words)
+    if model["type"] != "BPE" or not is_plain or cut is None:
         raise UnsupportedModelError(
             f"{name} is none that is written for llama.cpp: these are byte-level BPE whose words are cut as it calls "
             f"{', '.join(form.pre_tokenizers)}. {IDS_ONLY}"
         )
-    if len(tokenizer) > size:
-        raise ArgumentError(f"{name} has {len(tokenizer)} tokens, the model {size}: pass the tokenizer of the model")
+    count = max(tokenizer.get_vocab().values(), default=0) + 1
+    if count > size:
+        raise ArgumentError(f"{name} has {count} tokens, the model {size}: pass the tokenizer of the model")
 
 
 def cut_as(pre_tokenizer: Mapping[str, Any] | None, form: GgufForm) -> str | None:
@@ -368,6 +372,10 @@ def add_tokenizer(writer: Any, tokenizer: Any, form: GgufForm, size: int) -> Ite
         tokens[number], kinds[number] = token, TokenType.NORMAL
     for number, token in tokenizer.added_tokens_decoder.items():
         kinds[number] = TokenType.CONTROL if token.special else TokenType.USER_DEFINED
+        if token.lstrip or token.rstrip or token.single_word:
+            yield f"llama.cpp cuts texts at {token.content!r} also within words, and keeps the spaces beside it"
+    if backend["normalizer"] is not None:
+        yield f"texts should be in the form {NORMALIZED}, to which llama.cpp does not bring them"
     writer.add_tokenizer_model(form.byte_level)
     writer.add_tokenizer_pre(cut_as(backend["pre_tokenizer"], form))
     writer.add_token_list(tokens)

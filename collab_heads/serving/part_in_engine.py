@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from collab_heads.base.extras import check_extra
 from collab_heads.base.option_values import Engine, ExportTarget
-from collab_heads.errors import UnsupportedModelError
+from collab_heads.errors import ModelStateError, UnsupportedModelError
 from collab_heads.serving.grids_in_graphs import Grids, pack_openvino
 from collab_heads.serving.grids_in_onnx import pack_onnx
 from collab_heads.serving.served_model import engine_options
@@ -82,10 +82,17 @@ class OpenVino(EngineForParts):
 ENGINES: dict[str, EngineForParts] = {each.name: each for each in (OnnxRuntime(), OpenVino())}
 
 
-def check_engine(engine: str) -> None:
-    """Raise MissingPackageError if an engine is not installed; "torch" always is."""
-    if engine in ENGINES:
-        check_extra(ENGINES[engine].target, f"times in {engine}")
+def check_engine(engine: str, model: nn.Module) -> None:
+    """Raise an error if an engine is not installed, or is none for the weights of a model; "torch" always is one."""
+    if engine not in ENGINES:
+        return
+    check_extra(ENGINES[engine].target, f"times in {engine}")
+    kinds = {f"{each.dtype} on {each.device.type}" for each in model.parameters()} - {"torch.float32 on cpu"}
+    if kinds:
+        raise ModelStateError(
+            f"engine={engine!r}: the model has weights in {', '.join(sorted(kinds))}, and times are those of float32: "
+            "load it with dtype=torch.float32, on the CPU"
+        )
 
 
 class Part(nn.Module):

@@ -269,12 +269,13 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     return load_file(file)
 
 
-def write_served(encoder: SentenceEncoder, folder: Path) -> None:
+def write_served(encoder: SentenceEncoder, folder: Path, *, reads_texts: bool) -> None:
     """Write what sentence-transformers reads beside the graph of a sentence encoder: one module of ours, its settings.
 
     Args:
         encoder: the sentence encoder.
         folder: of the graph.
+        reads_texts: whether a tokenizer stands there; without it sentence-transformers cannot load the folder.
     """
     texts = encoder.texts._asdict()
     files: dict[str, Any] = {
@@ -287,6 +288,8 @@ def write_served(encoder: SentenceEncoder, folder: Path) -> None:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
     (folder / f"{MODULE}.py").write_bytes(SOURCE.read_bytes())
+    if not reads_texts:
+        (folder / MODULES).unlink()
 
 
 @contextmanager
@@ -295,7 +298,7 @@ def embedding_texts(model: PreTrainedModel, encoder: SentenceEncoder | None) -> 
     if encoder is None:
         yield
         return
-    stock = model.forward
+    stock, own = model.forward, vars(model).get("forward")
 
     @functools.wraps(stock)
     def forward(**inputs: Any) -> dict[str, Any]:
@@ -306,4 +309,7 @@ def embedding_texts(model: PreTrainedModel, encoder: SentenceEncoder | None) -> 
     try:
         yield
     finally:
-        model.forward = stock
+        if own is None:
+            del model.forward
+        else:
+            model.forward = own

@@ -133,7 +133,7 @@ def served_card(model: PreTrainedModel, to: ExportTarget, report: object, is_enc
         model: the original.
         to: the target.
         report: of the export.
-        is_encoder: whether the model is a sentence encoder.
+        is_encoder: whether the model is a sentence encoder, with a tokenizer.
     """
     base, trimmed, kind = base_of(model.config), trimmed_vocabulary(model.config), type(model).__name__
     library = ENCODERS if is_encoder and to != "ctranslate2" else LIBRARY if to == "transformers" else to

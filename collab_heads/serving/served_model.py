@@ -21,7 +21,7 @@ from collab_heads.base.extras import MissingPackageError, is_installed
 from collab_heads.errors import ArgumentError, ModelStateError
 from collab_heads.layers.attention import CACHE
 from collab_heads.saving.source_files import files_in
-from collab_heads.serving.exported_folder import CONFIG, DECODER, ENCODER, SINGLE, naming, read_exported
+from collab_heads.serving.exported_folder import CONFIG, DECODER, ENCODER, SINGLE, check_inside, naming, read_exported
 from collab_heads.serving.graph_interface import taken
 from collab_heads.serving.text_reader import EMBEDDING, TextReader, Texts
 
@@ -124,6 +124,8 @@ class ServedModel(PreTrainedModel, GenerationMixin):
             )
         if not files_in(self.folder):
             raise ModelStateError(f"{self.folder} has no tokenizer: export with tokenizer=, or save it there")
+        for file in files_in(self.folder):
+            check_inside(file)
         return TextReader(self.folder, self.texts, self.config)
 
     def encode(self, texts: Sequence[str], batch_size: int = 32, *, prompt_name: str | None = None) -> np.ndarray:

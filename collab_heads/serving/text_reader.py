@@ -24,6 +24,15 @@ from collab_heads.sites.record import check_keys
 from collab_heads.sites.state import expect
 
 EMBEDDING, STATES = "sentence_embedding", "last_hidden_state"  # outputs of a graph
+OF_FORWARD = {"method": "forward", "method_output_name": STATES}
+# settings of the transformer in its folder -> the values with which it puts out the states of texts
+PLAIN: dict[str, tuple] = {
+    "transformer_task": ("feature-extraction",),
+    "modality_config": ({"text": OF_FORWARD}, {}),
+    "module_output_name": ("token_embeddings",),
+    "processing_kwargs": ({},),
+    "unpad_inputs": (False, True),  # a matter of speed
+}
 
 
 class Texts(NamedTuple):
@@ -74,9 +83,9 @@ def read_texts(folder: Path) -> Texts:
         files = [folder / OF_TEXTS, *sorted(folder.glob("sentence_*_config.json"))]  # older names are of families
         own = read_json(next((file for file in files if file.exists()), files[0]))
         of_all = read_json(folder / SETTINGS)
-        task, modality = own.get("transformer_task"), own.get("modality_config") or {}
-        expect(task in (None, "feature-extraction"), "transformer_task", task, "'feature-extraction'")
-        expect("message" not in modality, "modality_config", modality, "one of texts")
+        check_keys(own, {*PLAIN, "max_seq_length", "do_lower_case"}, OF_TEXTS)
+        for name, values in PLAIN.items():
+            expect(own.get(name) in (None, *values), name, own.get(name), f"{values[0]!r}, or none")
         found = Texts(
             own.get("max_seq_length"),
             own.get("do_lower_case", False),

@@ -18,7 +18,7 @@ from unchanged import assert_unchanged, refused, snapshot
 
 from collab_heads import compress, plan, prune_heads, swap_to_alpha, swap_to_collaborative, swap_to_gated
 from collab_heads.base.option_values import SITE_PARTS as PARTS
-from collab_heads.compression import fitting, latency
+from collab_heads.compression import fitting, latency, smallest
 from collab_heads.compression.measures import COUNTED
 from collab_heads.compression.parts.part import RefittedOutput
 from collab_heads.compression.parts.shape import UNCHANGED
@@ -337,7 +337,7 @@ def test_a_refit_must_help_on_examples_of_another_kind(monkeypatch):
         return {False: 0.2, True: 0.1}[is_refitted] if probe in (None, measured.probe) else 0.2 + 0.3 * is_refitted
 
     monkeypatch.setattr(fitting, "fitted_error", worse)
-    monkeypatch.setattr(compress_module, "fitted_error", worse)
+    monkeypatch.setattr(smallest, "fitted_error", worse)
     model, batches = BERT.build().eval(), batches_of(BERT, 24)
     for validation, is_refitted in ((None, True), (batches_of(BERT, 2), False)):
         compress(copy.deepcopy(model), batches, 0.5, validation=validation, refine_steps=0)

@@ -12,12 +12,14 @@ from served_outputs import ENGINE_NOISE
 from slow_cases import slow
 from unchanged import assert_unchanged, snapshot
 
+from collab_heads import plan
 from collab_heads.base.option_values import ENGINE_WORDS
 from collab_heads.compression import latency
 from collab_heads.compression.latency import Latencies, Table, best_seconds, knots
 from collab_heads.compression.measures import SiteUse, Workload
 from collab_heads.compression.parts.shape import UNCHANGED, AttentionShape, Choice, shape_of
 from collab_heads.compression.parts.table import parts_of
+from collab_heads.errors import ModelStateError
 from collab_heads.serving.part_in_engine import ENGINES, in_engine
 from families import FAMILIES
 
@@ -122,6 +124,12 @@ def test_an_engine_computes_what_is_timed(name, engine, monkeypatch):
 
 def outputs_of(found):
     return found if isinstance(found, list) else [found[place] for place in range(len(found))]
+
+
+def test_an_engine_times_float32_on_the_processor():
+    pytest.importorskip("onnxruntime")
+    with pytest.raises(ModelStateError, match=r"weights in torch\.bfloat16 on cpu, and times are those of float32"):
+        plan(BERT.build().bfloat16(), batches_of(BERT, 8), of="time", engine="onnxruntime")
 
 
 def test_what_is_gone_takes_no_time_in_an_engine():

@@ -59,7 +59,13 @@ def is_for_ctranslate2(choices):
     return len(counts) <= 1
 
 
-RULES = {"even": is_even, "free": lambda choices: True, "uniform": is_uniform, "ctranslate2": is_for_ctranslate2}
+def is_for_gguf(choices):
+    """Whether all heads that are left keep their width."""
+    return not any({"query_key", "values"} & dict(choice.sizes).keys() for choice in choices.values())
+
+
+RULES = {"even": is_even, "free": lambda choices: True, "uniform": is_uniform}
+RULES |= {"ctranslate2": is_for_ctranslate2, "gguf": is_for_gguf}
 
 
 def unbeaten(made):
@@ -83,7 +89,7 @@ def plan_for(measured, of, shape):
 def test_every_budget_and_every_error_gets_the_best_that_it_allows(measured, of, shape):
     made = plan_for(measured, of, shape)
     plans = unbeaten(made)
-    assert len(plans) > {"uniform": 0, "ctranslate2": 5}.get(shape, 10) and made.least == plans[0][0]
+    assert len(plans) > {"uniform": 0, "ctranslate2": 5, "gguf": 4}.get(shape, 10) and made.least == plans[0][0]
     for (share, error), (more, _) in itertools.pairwise([*plans[:-1], (1.0, 0.0)]):
         if not share:  # nothing is left: a budget is above 0
             continue

@@ -58,7 +58,8 @@ def test_a_score_is_kept_by_the_smallest_of_some_models():
         model, seen = BERT.build(), []
 
         def score(given, model=model, seen=seen):
-            assert given is model
+            assert given is model and not any(module.training for module in model.modules())
+            assert not torch.is_grad_enabled()
             seen.append(moved(given))
             return np.float32(seen[-1])
 
@@ -66,7 +67,9 @@ def test_a_score_is_kept_by_the_smallest_of_some_models():
             with torch.no_grad():
                 return -float((output(given, batch) - original).square().mean())
 
-        report = compress(model, batches_of(BERT, 8), max_loss=max_loss, evaluate=score, **QUICK)
+        report = compress(model.train(), batches_of(BERT, 8), max_loss=max_loss, evaluate=score, **QUICK)
+        assert model.training
+        model.eval()
         assert seen[0] == 0 and len(seen) == 1 + smallest.HALVINGS and len(set(seen)) > 3
         assert report.scores[0] == 0 and -max_loss <= report.scores[1] < 0
         assert moved(model) == pytest.approx(report.scores[1], rel=1e-3)
@@ -79,7 +82,10 @@ def test_a_score_is_kept_by_the_smallest_of_some_models():
     ("score", "said"),
     [
         (itertools.count(0, -1).__next__, "the model scores 0, and 0.* of parameters scores -1; .*: allow more"),
-        (lambda: math.nan, "evaluate returned nan: a finite number was expected"),
+        (lambda: math.nan, "evaluate returned nan for the model as it is"),
+        (lambda: None, "evaluate returned None: a number was expected"),
+        (lambda: np.zeros(2), "evaluate returned .*: a number was expected"),
+        (iter([0, *[math.nan] * 6]).__next__, "the model scores 0, and 0.* of parameters scores nan; .*: allow more"),
     ],
 )
 def test_a_score_that_no_model_keeps_leaves_the_model(score, said):

@@ -239,6 +239,9 @@ def test_a_scorer_scores_as_evaluate_does(encoder, pruned):
         != score(AutoModel.from_pretrained(encoder))
     )
     assert_unchanged(pruned, before)
+    prefixed = [row | {name: f"w9 {row[name]}" for name in ("sentence1", "sentence2")} for row in ROWS]
+    expected = scorer("similarity", prefixed, tokenizer)(pruned)
+    assert scorer("similarity", ROWS, tokenizer, source_prefix="w9 ")(pruned) == pytest.approx(expected, abs=1e-3)
     with pytest.raises(ArgumentError, match="batch_size 0"):
         scorer("similarity", ROWS, tokenizer, batch_size=0)
     with pytest.raises(ArgumentError, match="task"):

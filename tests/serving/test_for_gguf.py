@@ -7,7 +7,7 @@ import pytest
 import torch
 from changed_heads import change_heads, mix
 from opening import layers_of
-from tokenizers import Regex, pre_tokenizers
+from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 from tokenizers_made import FEW, TEXTS, fast
 from transformers import (
     GPT2Config,
@@ -290,7 +290,10 @@ def one_head_gone(model):
     ("change", "message"),
     [
         (one_head_gone, "layers.0.self_attn has heads with the key heads .0, 1, 1.,"),
-        (narrow_values, "layers.0.self_attn has (queries and keys|values) of width .* compress with shape="),
+        (
+            narrow_values,
+            "layers.0.self_attn has (queries and keys|values) of width .* compress the original with shape=",
+        ),
     ],
 )
 def test_heads_that_it_does_not_have_are_refused(change, message):
@@ -329,6 +332,8 @@ def byte_level(*before, texts=TEXTS):
     if before:
         last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=isinstance(before[0], pre_tokenizers.Digits))
         made.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*before, last])
+    if any("{1,3}" in str(each) for each in before):  # as llama.cpp cuts with these words
+        made.backend_tokenizer.model.ignore_merges = True
     made.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     return made
 
@@ -389,6 +394,25 @@ def test_a_trimmed_vocabulary(tmp_path):
     small, _ = trim_vocabulary(model, tokenizer, FEW)
     assert len(small) < len(tokenizer)
     export(model, tmp_path / "out", to="gguf", tokenizer=small)
+
+
+@pytest.mark.parametrize("pre", CUT)
+def test_merges_that_it_makes_otherwise_are_refused(pre):
+    tokenizer = byte_level(*CUT[pre])
+    tokenizer.backend_tokenizer.model.ignore_merges ^= True
+    with pytest.raises(UnsupportedModelError, match="byte-level BPE whose words are cut"):
+        check_tokenizer(tokenizer, FORM, 1000)
+
+
+def test_what_it_does_not_do_with_texts_is_noted(tmp_path):
+    tokenizer = byte_level()
+    tokenizer.add_tokens([AddedToken("<x>", lstrip=True, normalized=False)])
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+    _, notes = written(model_for(tokenizer), tmp_path, tokenizer=tokenizer)
+    assert [each.split(",")[0] for each in notes] == [
+        "llama.cpp cuts texts at '<x>' also within words",
+        "texts should be in the form NFC",
+    ]
 
 
 @pytest.mark.parametrize("kind", ("WordPiece", "BPE with ends", "Unigram"))

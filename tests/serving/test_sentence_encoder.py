@@ -111,7 +111,7 @@ def test_encode_is_that_of_sentence_transformers(to, encoder, in_onnx, tmp_path)
     torch.testing.assert_close(served(**batch).last_hidden_state[mask], states[mask], rtol=0, atol=1e-4)
 
 
-def test_evaluate_scores_the_embeddings_of_the_encoder(encoder, in_onnx):
+def test_evaluate_scores_the_embeddings_of_the_encoder(encoder, in_onnx, tmp_path):
     texts = [f"w{5 + number} w{9 + number % 3}" for number in range(12)]
     rows = [{"sentence1": a, "sentence2": b, "score": n % 4} for n, (a, b) in enumerate(itertools.pairwise(texts))]
     original, served = evaluate(str(encoder), in_onnx, task="similarity", data=rows).models
@@ -119,6 +119,18 @@ def test_evaluate_scores_the_embeddings_of_the_encoder(encoder, in_onnx):
     expected = spearmanr((vectors[:-1] * vectors[1:]).sum(-1), [row["score"] for row in rows]).statistic
     assert original.scores["Spearman"] == pytest.approx(100 * expected, abs=1e-3)
     assert served.scores["Spearman"] == pytest.approx(100 * expected, abs=1e-3) and served.flips == 0
+    masked = shutil.copytree(encoder, tmp_path / "masked")  # its config names a class with a head
+    edited("config.json", architectures=["BertForMaskedLM"], return_dict=False)(masked)
+    headed = evaluate(str(encoder), {"masked": str(masked)}, task="similarity", data=rows).models[1]
+    assert headed.scores["Spearman"] == pytest.approx(100 * expected, abs=1e-3) and headed.flips == 0
+
+
+def test_a_model_is_called_as_before_once_it_is_exported(encoder, tmp_path):
+    model = AutoModel.from_pretrained(encoder).eval()
+    export(model, tmp_path / "served")
+    assert "forward" not in vars(model)
+    assert not (tmp_path / "served/modules.json").exists()  # without a tokenizer nothing reads texts
+    assert "encode(" not in (tmp_path / "served/README.md").read_text()
 
 
 @pytest.mark.slow
@@ -265,6 +277,13 @@ WRONG = {  # what the message says -> an edit of the folder
     r"2_Dense has no model\.safetensors, and pickles are not read: save it again": pickled("2_Dense"),
     r"2_Dense: ": cut("2_Dense/model.safetensors"),
     r"1_Pooling: ": cut(POOL),
+    r"processing_kwargs is .*, expected \{\}, or none": edited(
+        "sentence_bert_config.json", processing_kwargs={"text": {"max_length": 4}}
+    ),
+    r"module_output_name is 'x', expected 'token_embeddings', or none": edited(
+        "sentence_bert_config.json", module_output_name="x"
+    ),
+    r"sentence_bert_config\.json has unknown entries \['x'\]": edited("sentence_bert_config.json", x=1),
     r"max_seq_length is -1, expected a size": edited("sentence_bert_config.json", max_seq_length=-1),
     r"default_prompt_name is 'x', expected the name of a prompt": edited(
         "config_sentence_transformers.json", default_prompt_name="x"
