@@ -94,8 +94,8 @@ def compress(
             standard deviation of the output; for classifiers and language models, the root of twice the mean
             Kullback-Leibler divergence. The model becomes as small as this allows.
         max_loss: instead of both, how much of a score the model may lose, in the units of `evaluate`. The model becomes
-            about as small as this allows: a few budgets are fitted and scored. If a score comes from a few hundred
-            examples, chance moves it by about a point.
+            about as small as this allows: a few budgets are fitted and scored. Chance moves a score of few examples:
+            the interval that `collab_heads.evaluate` reports says how far.
         evaluate: takes the model, in evaluation mode, and returns its score, of which more is better: a function of
             yours, or what `scorer` makes of a file. It must not change the model.
         of: the measure of the budget: "parameters", "bytes", "operations", "cache" or "time"; `plan` defines them.

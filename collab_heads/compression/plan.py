@@ -122,8 +122,8 @@ def plan(
             is zero for the sites.
         CalibrationError: if the batches are empty or too few, or the model cannot take them.
         NonFiniteError: if weights, inputs or outputs contain NaN or inf.
-        ModelStateError: if a site has gates or alphas, or cannot be changed safely, or `bits` are asked for and weights
-            are not in float32.
+        ModelStateError: if a site has gates or alphas, or cannot be changed safely, or `bits` or an engine are asked
+            for and weights are not in float32, for an engine on the processor.
         OutputError: if the file of measurements is of another run, in use, or cannot be written.
         DataError: if it is damaged.
         MissingPackageError: if the engine is not installed.

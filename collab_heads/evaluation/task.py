@@ -22,7 +22,7 @@ from collab_heads.serving.served_model import ServedModel
 
 
 class Limits(NamedTuple):
-    """How texts are read: how many at a time, the most tokens of one, and what stands before every first text."""
+    """The settings of reading: texts at a time, the most tokens of one, and a prefix of every first text."""
 
     batch_size: int
     max_length: int

@@ -96,7 +96,7 @@ def check_engine(engine: str, model: nn.Module) -> None:
 
 
 class Part(nn.Module):
-    """What is exported: a function of tensors, and the modules that it calls."""
+    """A module to be exported: it calls a function of tensors, and holds the modules that this calls."""
 
     def __init__(self, function: Callable[..., object], modules: Iterable[nn.Module]):
         super().__init__()

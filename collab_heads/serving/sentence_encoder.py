@@ -177,7 +177,7 @@ def check_places(config: Mapping[str, Any]) -> None:
 
 
 class SentenceEncoder(nn.Module):
-    """What a sentence encoder computes of the states of its transformer.
+    """The pooling and the layers of a sentence encoder, after its transformer.
 
     Args:
         source: the folder of sentence-transformers.

@@ -112,7 +112,7 @@ class ServedModel(PreTrainedModel, GenerationMixin):
 
     @functools.cached_property
     def reader(self) -> TextReader:
-        """What makes the inputs of a sentence encoder from texts.
+        """The reader that turns texts into the inputs of a sentence encoder.
 
         Raises:
             ModelStateError: if the model puts out no embeddings of texts, or the folder has no tokenizer.

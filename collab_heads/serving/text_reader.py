@@ -36,7 +36,7 @@ PLAIN: dict[str, tuple] = {
 
 
 class Texts(NamedTuple):
-    """How a sentence encoder reads texts.
+    """The settings with which a sentence encoder reads texts.
 
     Attributes:
         max_seq_length: the most tokens of a text; None for what the tokenizer says.
