@@ -94,6 +94,22 @@ def test_the_smallest_model_that_keeps_a_score(bert, texts, tmp_path):
     assert report.costs["parameters"].share < 1 and json.loads((tmp_path / "a/compression.json").read_text())["scores"]
 
 
+def test_a_score_reads_as_the_fit_does_and_is_tried_before_the_plan(bert, texts, tmp_path, monkeypatch):
+    def scorer(task, data, tokenizer, **options):
+        assert options == {"batch_size": 5, "max_length": 16, "source_prefix": "w1 "}
+        return unable
+
+    def unable(model):
+        raise UnsupportedModelError("it cannot")
+
+    monkeypatch.setattr(work, "scorer", scorer)
+    monkeypatch.setattr(work, "plan", lambda *args, **options: pytest.fail("the work has begun"))
+    flags = ("--batch_size", 5, "--max_length", 16, "--source_prefix", "w1 ")
+    scoring = ("--evaluate", texts, "--task", "similarity", "--max_loss", 1)
+    with pytest.raises(UnsupportedModelError, match="it cannot"):
+        run(bert, "--data", texts, "--output_dir", tmp_path / "a", *flags, *scoring)
+
+
 def test_the_smaller_model_is_written_with_its_record(bert, texts, tmp_path, capsys):
     before, out = files(bert), tmp_path / "deep" / "small"
     report = run(bert, "--data", texts, "--budget", 0.4, "--output_dir", out, *QUICK)

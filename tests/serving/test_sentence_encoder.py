@@ -125,6 +125,15 @@ def test_evaluate_scores_the_embeddings_of_the_encoder(encoder, in_onnx, tmp_pat
     assert headed.scores["Spearman"] == pytest.approx(100 * expected, abs=1e-3) and headed.flips == 0
 
 
+def test_a_tokenizer_outside_of_the_folder_is_refused(in_onnx, tmp_path):
+    folder = shutil.copytree(in_onnx, tmp_path / "linked")
+    (folder / "manifest.json").unlink()
+    (folder / "tokenizer.json").rename(tmp_path / "elsewhere.json")
+    (folder / "tokenizer.json").symlink_to(tmp_path / "elsewhere.json")
+    with pytest.raises(DataError, match=r"tokenizer\.json leads out of the folder"):
+        load_exported(folder).encode(TEXTS)
+
+
 def test_a_model_is_called_as_before_once_it_is_exported(encoder, tmp_path):
     model = AutoModel.from_pretrained(encoder).eval()
     export(model, tmp_path / "served")
