@@ -41,6 +41,12 @@ MODEL_SHAPES: tuple[ModelShape, ...] = get_args(ModelShape)
 
 ExportTarget = Literal["onnx", "openvino", "ctranslate2", "gguf", "transformers"]
 EXPORT_TARGETS: tuple[ExportTarget, ...] = get_args(ExportTarget)
+# target -> the shape that a model must have to be exported there whatever it is; others take every shape
+SHAPE_OF_TARGET: dict[ExportTarget, ModelShape] = {
+    "ctranslate2": "ctranslate2",
+    "gguf": "gguf",
+    "transformers": "uniform",
+}
 
 ReportPart = Literal["statistics", "roles", "relevance", "gradient", "reconstruction", "contributions", "ablation"]
 REPORT_PARTS: tuple[ReportPart, ...] = get_args(ReportPart)

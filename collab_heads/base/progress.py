@@ -2,13 +2,17 @@
 
 The outermost call opens the bar: a public function with several phases by `one_bar`, a single loop by `progress_bar`. A
 loop inside an open bar opens no second one: it advances the open one and names the phase.
+
+Commands write lines where nobody watches: one every half minute, so that a log shows that they work.
 """
 
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from threading import Event, Thread
 from typing import Any
 
 from tqdm import tqdm
@@ -16,6 +20,8 @@ from transformers.utils import logging
 
 Phases = Sequence[tuple[str, float]]  # description, weight
 SHARES = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"  # the format of a bar of several phases
+SECONDS = 30.0  # between two lines
+LINES: ContextVar[bool] = ContextVar("whether lines are written where no bar is shown", default=False)
 
 
 @contextmanager
@@ -86,15 +92,16 @@ class Bar:
         self.in_shares = "bar_format" in options
         self.options, self.last = options, 0.0
         self.drawn: tqdm | None = None
-        if disable or not is_shown():
+        self.kind: type[tqdm] = Lines if LINES.get() and not is_watched() else tqdm
+        if disable or not (is_shown() or self.kind is Lines):
             options["disable"] = True  # no other value: it would override TQDM_DISABLE
         self.silenced = False
 
     def open(self) -> None:
         """Draw the bar, and hide those of transformers and huggingface_hub until it closes."""
         if self.drawn is None:
-            self.drawn = tqdm(**self.options)
-            if not self.drawn.disable:
+            self.drawn = self.kind(**self.options)
+            if not self.drawn.disable and self.kind is not Lines:
                 self.silenced = logging.is_progress_bar_enabled()
                 logging.disable_progress_bar()
 
@@ -129,6 +136,33 @@ class Bar:
         self.drawn.close()
         if self.silenced:
             logging.enable_progress_bar()
+
+
+class Lines(tqdm):
+    """A bar that is written as a line from time to time, with the phase, the time so far, and an estimate."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**{**options, "leave": False, "bar_format": None, "delay": math.inf})  # nothing to remove
+        self.closed = Event()
+        if not self.disable:
+            counted = (
+                "{percentage:.0f} %, {elapsed} so far, about {remaining} to go" if self.total else "{n_fmt}, {elapsed}"
+            )
+            self.bar_format = f"{{desc}}: {counted}{{postfix}}"
+            Thread(target=self.write_lines, daemon=True).start()
+
+    def write_lines(self) -> None:
+        """Write a line every half minute, until the bar is closed."""
+        while not self.closed.wait(SECONDS):
+            print(self, file=self.fp, flush=True)
+
+    def display(self, *args: Any, **options: Any) -> bool:
+        """Draw nothing."""
+        return True
+
+    def close(self) -> None:
+        self.closed.set()
+        super().close()
 
 
 class Stretch:
@@ -290,13 +324,15 @@ def showing_bars(show: bool) -> Iterator[None]:
     """Hide progress bars while the context is open, those of transformers and huggingface_hub included, unless `show`.
 
     Args:
-        show: leave the bars on; where stderr is neither a terminal nor a notebook they are hidden nevertheless.
+        show: leave the bars on; where stderr is neither a terminal nor a notebook our own become lines, and the others
+            are hidden nevertheless.
     """
-    before = logging.is_progress_bar_enabled()
+    before, lines = logging.is_progress_bar_enabled(), LINES.set(show)
     if not (show and is_watched()):
         logging.disable_progress_bar()
     try:
         yield
     finally:
+        LINES.reset(lines)
         if before:
             logging.enable_progress_bar()

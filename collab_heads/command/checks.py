@@ -20,6 +20,7 @@ from collab_heads.base.option_values import (
     MODEL_SHAPES,
     PREFIX_KINDS,
     REPORT_PARTS,
+    SHAPE_OF_TARGET,
     SITE_PARTS,
 )
 from collab_heads.errors import ArgumentError, DataError, LoadError, OutputError
@@ -60,34 +61,16 @@ def compress(args: Namespace) -> None:
     translations. The smaller model loads with `from_pretrained` as any model does, where collab_heads has been
     imported.
     """
-    check_choice("--of", args.of, MEASURES)
-    check_choice("--engine", args.engine, ENGINE_WORDS)
-    if args.shape is not None:
-        check_choice("--shape", args.shape, MODEL_SHAPES)
     for part in args.parts or ():
         check_choice("--parts", part, SITE_PARTS)
-    limits = [name for name in ("budget", "max_error", "max_loss") if getattr(args, name) is not None]
-    if len(limits) > 1:
-        raise ArgumentError(f"{' and '.join(f'--{name}' for name in limits)} exclude each other: give one")
-    scoring = ("max_loss", "evaluate", "task")
-    if absent := [f"--{name}" for name in scoring if getattr(args, name) is None]:
-        if len(absent) < len(scoring):
-            raise ArgumentError(f"{' and '.join(absent)} missing: --max_loss, --evaluate and --task belong together")
-    else:
-        check_choice("--task", args.task, EVALUATION_TASKS)
-    if isinstance(args.budget, float) and args.budget > 1:
-        raise ArgumentError(f"budget {args.budget} must be a share of what the layers have now: above 0, at most 1")
-    for name in ("bits", "table_bits"):
-        if others := [each for each in getattr(args, name) or () if each not in BITS]:
-            raise ArgumentError(f"--{name} {others[0]}: weights may have {', '.join(map(str, BITS))}")
+    limits = check_spending(args)
+    check_together(args, "max_loss", "evaluate", "task")
     if args.plan and args.validation:
         raise ArgumentError("--validation measures the smaller model, and --plan makes none: leave one of them out")
     if args.plan and limits:
         raise ArgumentError(f"--plan shows every budget: leave --{limits[0]} out, or leave --plan out")
     if args.plan and args.distill_steps:
         raise ArgumentError("--plan makes no model that --distill_steps could train: leave one out")
-    if args.distill_steps:
-        check_extra("train", "distillations", ("accelerate",))
     if not args.plan and args.output_dir is None:
         raise ArgumentError("--output_dir is missing: a new folder for the smaller model (or only look, with --plan)")
     if args.output_dir is not None:
@@ -97,6 +80,66 @@ def compress(args: Namespace) -> None:
                 f"{args.measurements} would be in --output_dir, which stays empty until the model is written: give "
                 "--measurements another place"
             )
+    check_input(args)
+
+
+def check_spending(args: Namespace) -> list[str]:
+    """Check the flags that say what the layers are to cost, and return the names of the limits that are given."""
+    check_choice("--of", args.of, MEASURES)
+    check_choice("--engine", args.engine, ENGINE_WORDS)
+    if args.shape is not None:
+        check_choice("--shape", args.shape, MODEL_SHAPES)
+    if args.task is not None:
+        check_choice("--task", args.task, EVALUATION_TASKS)
+    limits = [name for name in ("budget", "max_error", "max_loss") if getattr(args, name, None) is not None]
+    if len(limits) > 1:
+        raise ArgumentError(f"{' and '.join(f'--{name}' for name in limits)} exclude each other: give one")
+    if isinstance(args.budget, float) and args.budget > 1:
+        raise ArgumentError(f"budget {args.budget} must be a share of what the layers have now: above 0, at most 1")
+    for name in ("bits", "table_bits"):
+        if others := [each for each in getattr(args, name) or () if each not in BITS]:
+            raise ArgumentError(f"--{name} {others[0]}: weights may have {', '.join(map(str, BITS))}")
+    if args.distill_steps:
+        check_extra("train", "distillations", ("accelerate",))
+    return limits
+
+
+def check_together(args: Namespace, *names: str) -> None:
+    """Raise ArgumentError if some of these flags are given, and others not."""
+    absent = [f"--{name}" for name in names if getattr(args, name) is None]
+    if 0 < len(absent) < len(names):
+        every = [f"--{name}" for name in names]
+        raise ArgumentError(f"{' and '.join(absent)} missing: {', '.join(every[:-1])} and {every[-1]} belong together")
+
+
+def shrink(args: Namespace) -> None:
+    r"""Make a model smaller, write it for the engines that serve it, and score all of it: in one command.
+
+        collab-heads shrink sentence-transformers/all-MiniLM-L6-v2 --data text.txt --budget 0.33 --distill_steps 300 \
+            --to onnx --int8 --evaluate dev.csv --task similarity --output_dir small
+        collab-heads shrink recipe.yaml --output_dir small
+
+    The steps: --trim, `compress`, `distill`, `export` for every target of --to, `evaluate` for all of them, for the
+    original, and for the original in int8. DIR is a checkpoint, with a folder for every target in it, its scores in
+    its card, and a recipe.json: `collab-heads shrink DIR/recipe.json --output_dir again` makes the same model. What
+    each step made is kept in DIR.unfinished until all are done: a run that was killed goes on from there. A recipe is
+    a file of flags: `budget: 0.33`.
+    """
+    limits = check_spending(args)
+    check_together(args, "evaluate", "task")
+    if "max_loss" in limits and args.evaluate is None:
+        raise ArgumentError("--max_loss needs --evaluate and --task: what may be lost of which score?")
+    targets = list(dict.fromkeys(args.to or ()))
+    for target in targets:
+        check_choice("--to", target, EXPORT_TARGETS)
+    if args.int8 and not set(targets) - {"transformers"}:
+        raise ArgumentError("--int8 is for engines: name one with --to, such as onnx")
+    shapes = {SHAPE_OF_TARGET[target] for target in targets if target in SHAPE_OF_TARGET}
+    if args.shape is None and len(shapes) > 1:
+        raise ArgumentError(f"--to {' '.join(targets)}: no one --shape suits all of them: export them apart")
+    args.to, args.shape = targets, args.shape or next(iter(shapes), None)
+    check_files(*args.evaluate or ())
+    check_new_model(args)
     check_input(args)
 
 

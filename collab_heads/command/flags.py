@@ -5,80 +5,41 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import getdoc
 
-from collab_heads.base.option_values import (
-    BITS,
-    ENGINE_WORDS,
-    EVALUATION_TASKS,
-    EXPORT_TARGETS,
-    MEASURES,
-    REPORT_PARTS,
-    SITE_PARTS,
-)
+from collab_heads.base.option_values import EVALUATION_TASKS, REPORT_PARTS, SITE_PARTS
 from collab_heads.command import checks
+from collab_heads.command.shared_flags import (
+    ANALYZE,
+    BUDGET,
+    COMPRESS,
+    DISTILLING,
+    EVALUATE,
+    GENERATED,
+    INT8,
+    LOADING,
+    MODEL,
+    PREFIX,
+    RUNNING,
+    SAMPLES,
+    SHAPE,
+    SPENDING,
+    TO,
+    TRIM,
+    data,
+    demo,
+    output,
+)
 from collab_heads.training.options import heads, tasks
-from collab_heads.training.options.changes import COLLABORATIVE, DISTILLATION, FIT, SHAPES, SWAP, WIDTHS
+from collab_heads.training.options.changes import COLLABORATIVE, DISTILLATION, FIT, SWAP, WIDTHS
 from collab_heads.training.options.parser import (
     Flag,
     Parser,
-    count,
     count_from_1,
     flag,
     path,
-    positive,
-    seed,
-    share_or_size,
-    utf8,
     width,
 )
 from collab_heads.training.options.run import OUTPUT, model_flags, training_flags
 from collab_heads.training.options.tasks import TABLE
-
-QUIET = flag("--quiet", "no progress bars; there are none where stderr is a file")
-JSON = flag("--json", "print one JSON document, and messages on stderr")
-ROW = "with a number, repeat that row of its table; ignores other flags"
-
-MODEL = flag("model MODEL", "folder, or name on the Hub, of the model")
-LOADING = flag("--trust_remote_code", "run Python code that comes with the model")
-PREFIX = flag("--source_prefix TEXT", "text before every input, as T5 wants it", utf8, "")
-SAMPLES = (
-    flag("--samples N", "sentences to fit to, drawn by the seed", count_from_1, 512),
-    flag("--seed N", "seed of everything that is random", seed, 0),
-)
-RUNNING = (
-    flag("--batch_size N", "sentences per batch", count_from_1, 32),
-    flag("--max_length N", "cut sentences to this many tokens (word pieces)", count_from_1, 128),
-    PREFIX,
-    flag("--device DEVICE", "where the model runs, such as cuda", default="cpu"),
-    LOADING,
-)
-
-
-def output(what: str = "the changed model", default: str | None = None) -> Flag:
-    return flag("--output_dir DIR", f"folder for {what}; must be new or empty", path, default)
-
-
-def data(why: str = "", *, required: bool = True) -> tuple[Flag, ...]:
-    """Return the flags of the input texts; `why` begins their help where they are not required."""
-    return (
-        flag(
-            "--data FILE...",
-            f"{why}text file with a sentence a line, or {TABLE}; for a translation model also the file of its "
-            "translations; FILE:WEIGHT each to mix several",
-            required=required,
-        ),
-        flag(
-            "--column NAME...",
-            "column of a table that holds the text, or two: text and translation, or pairs that a classifier reads",
-        ),
-        flag("--skip_bad_rows", "leave rows of a .tsv with too many or too few fields out"),
-    )
-
-
-def demo(on: str) -> Flag:
-    """Return the flag `--demo`; its value is the number of a row, True for all, or False."""
-    what = f"try everything on {on} with a small model"
-    return flag("--demo ROW", f"{what}; {ROW}", count_from_1, False, nargs="?", const=True)
-
 
 CHANGES = (
     ("collaborative attention", COLLABORATIVE),
@@ -88,10 +49,6 @@ CHANGES = (
     ("rotating heads", heads.ROTATION),
     ("looking at heads", heads.ANALYSIS),
 )
-COMPRESS, TRIM = ("compression.compress", "compress"), ("vocabulary.trim", "trim_vocabulary")
-DISTILL = ("distillation.distill", "distill")
-ANALYZE = ("analysis.analyze", "analyze_heads")
-EVALUATE = ("evaluation.evaluate", "evaluate")
 Groups = Sequence[tuple[str | None, Sequence[Flag]]]
 
 
@@ -139,13 +96,7 @@ COMMANDS = {
                 "--validation FILE...",
                 "texts of another kind than --data, in the same form: the error on them is reported, too",
             ),
-            flag(
-                "--generated N",
-                "of a language model: let it write N texts of --max_length tokens, and fit to them beside --data; it "
-                "then loses less on other kinds of text; as many tokens as --data has are good",
-                count,
-                0,
-            ),
+            GENERATED,
             flag("--plan", "only show what every budget would cost; the model stays as it is"),
             flag(
                 "--measurements FILE",
@@ -154,40 +105,14 @@ COMMANDS = {
                 path,
                 of=COMPRESS,
             ),
-            flag(
-                "--budget SHARE",
-                "what is to be left of the layers, such as 0.5 (default, unless there is a --max_error); or the size "
-                "of the weights of the whole model, such as 10MB",
-                share_or_size,
-                of=COMPRESS,
-            ),
+            BUDGET,
             flag(
                 "--max_error ERROR",
                 "instead of a budget: by how much the output may change, such as 0.1; the model becomes as "
                 "small as that allows",
                 of=COMPRESS,
             ),
-            flag(
-                "--max_loss POINTS",
-                "instead of both: what the model may lose of its score on --evaluate; it becomes as small as that "
-                "allows",
-                of=COMPRESS,
-            ),
-            flag(
-                "--evaluate FILE...",
-                "the examples that are scored for --max_loss, as `collab-heads evaluate` reads them",
-            ),
-            flag("--task TASK", f"what is scored on --evaluate, one of {', '.join(EVALUATION_TASKS)}"),
-            flag("--of WHAT", f"what the budget is of: {', '.join(MEASURES)}", of=COMPRESS),
-            flag("--engine ENGINE", f"where time is measured, with --of time: {', '.join(ENGINE_WORDS)}", of=COMPRESS),
-            flag(
-                "--bits BITS",
-                f"bits that weights may have, embeddings included, some of {', '.join(map(str, BITS))} (default: "
-                "none); the budget is of bytes then, or of time in an --engine",
-                count,
-                of=COMPRESS,
-            ),
-            flag("--table_bits BITS", "the same of embeddings alone (default: --bits)", count, of=COMPRESS),
+            *SPENDING,
             flag(
                 "--kind KIND",
                 "per_head: every head has its own, narrower query and key; shared: all heads use one, which is "
@@ -203,32 +128,29 @@ COMMANDS = {
             flag(
                 "--parts PART", f"what may become smaller, some of {', '.join(SITE_PARTS)} (default: all)", of=COMPRESS
             ),
-            flag(
-                "--shape SHAPE",
-                "even: all feed-forward blocks of a stack keep the same number of neurons, or none; free: "
-                "every site has " + SHAPES,
-                of=COMPRESS,
-            ),
-            flag(
-                "--multiple_of N",
-                "what the widths of smaller layers are multiples of; 64 suits GPUs and four bits",
-                of=COMPRESS,
-            ),
+            *SHAPE,
             flag("--refine_steps N", "gradient steps per layer that improve the fit", of=COMPRESS),
-            flag(
-                "--distill_steps N",
-                "training steps in which the smaller model learns to be like the original, on all of --data "
-                "and without labels; 300 bring back much of what was lost",
-                count,
-                0,
-            ),
-            flag(
-                "--distill_learning_rate RATE",
-                "their highest learning rate, relative to the size of a weight; for a pretrained language model 0.003",
-                positive,
-                of=DISTILL,
-                option="learning_rate",
-            ),
+            *DISTILLING,
+            *SAMPLES,
+            *RUNNING,
+        ),
+    ),
+    "shrink": Command(
+        "all of it: trim, compress, distill, export and score a model",
+        checks.shrink,
+        alone(
+            MODEL,
+            *data(),
+            output("the smaller model, what is exported of it, and the recipe"),
+            flag("--trim", "first drop the tokens that --data does not use"),
+            GENERATED,
+            BUDGET,
+            *SPENDING,
+            *SHAPE,
+            *DISTILLING,
+            flag("--to TARGET...", f"what else to write the model for, some of {TO.removeprefix('one of ')}"),
+            INT8,
+            flag("--push NAME", "upload the result to this repository of the Hub, private unless it exists"),
             *SAMPLES,
             *RUNNING,
         ),
@@ -300,8 +222,8 @@ COMMANDS = {
         alone(
             MODEL,
             output("the exported model"),
-            flag("--to TARGET", f"one of {', '.join(EXPORT_TARGETS)}", of=("serving.export", "export")),
-            flag("--int8", "weights in eight bits, and products of integers (not for transformers)"),
+            flag("--to TARGET", TO, of=("serving.export", "export")),
+            INT8,
             LOADING,
         ),
     ),

@@ -10,7 +10,8 @@ from accelerate.state import PartialState
 from collab_heads.base.checks import check_choice
 from collab_heads.base.progress import showing_bars
 from collab_heads.command.checks import check_training
-from collab_heads.command.flags import COMMANDS, QUIET
+from collab_heads.command.flags import COMMANDS
+from collab_heads.command.shared_flags import QUIET
 from collab_heads.contract.registry import blueprints, image_blueprints
 from collab_heads.data import glue, images, parallel
 from collab_heads.demo import demos

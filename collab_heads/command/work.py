@@ -106,11 +106,7 @@ def run_compress(args: Namespace) -> CompressReport | CompressionPlan:
     print(report)
     distilled = None
     if original is not None:
-        several = drawn(all_texts, num_examples(args.distill_steps, args.batch_size), args.seed)
-        batches = [*batches_of(args, original, tokenizer, several), *own]
-        rate = args.distill_learning_rate
-        distilled = distill(model, original, batches, args.distill_steps, learning_rate=rate, seed=args.seed)
-        print(distilled)
+        distilled = distill_on(args, model, loaded._replace(model=original), all_texts, own)
     record = {
         **report.to_dict(),
         "distilled": None if distilled is None else distilled.to_dict(),
@@ -119,6 +115,39 @@ def run_compress(args: Namespace) -> CompressReport | CompressionPlan:
     measured = report.costs[report.of].share, report.measured_error
     picture = drawing(made, "compression", measured)
     write_model(args, loaded, "compression", report, record, distilled=distilled, more=picture)
+    return report
+
+
+def distill_on(
+    args: Namespace,
+    model: PreTrainedModel,
+    original: Loaded,
+    texts: Pairs,
+    own: Sequence[Mapping],
+    output_dir: Path | None = None,
+) -> DistillReport:
+    """Train a compressed model to be like its original, print the report and return it.
+
+    Args:
+        args: the flags.
+        model: the compressed model.
+        original: its original, with the tokenizer of both.
+        texts: the texts of `--data`; as many are drawn as the steps read.
+        own: batches of texts that the original has written.
+        output_dir: where checkpoints are kept, from which a run that was killed goes on.
+    """
+    several = drawn(texts, num_examples(args.distill_steps, args.batch_size), args.seed)
+    batches = [*batches_of(args, original.model, original.tokenizer, several), *own]
+    report = distill(
+        model,
+        original.model,
+        batches,
+        args.distill_steps,
+        learning_rate=args.distill_learning_rate,
+        seed=args.seed,
+        output_dir=output_dir,
+    )
+    print(report)
     return report
 
 
@@ -296,7 +325,7 @@ def run_analyze(args: Namespace) -> HeadReport:
     return report
 
 
-Report = CompressReport | SwapReport | PruneReport | FoldReport | VocabularyReport
+Report = CompressReport | DistillReport | SwapReport | PruneReport | FoldReport | VocabularyReport
 
 
 def write_model(

@@ -13,7 +13,7 @@ from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import MAX_SIZE, check_choice, check_count, check_seed, missing_folder
 from collab_heads.base.extras import check_extra
 from collab_heads.base.option_values import EvaluationTask
-from collab_heads.base.progress import one_bar
+from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.base.report import portable_name
 from collab_heads.base.wrappers import check_model
 from collab_heads.errors import ArgumentError, LoadError
@@ -32,7 +32,14 @@ Source = PreTrainedModel | str  # a model, or the name of its folder or on the H
 CHECKED = 4  # examples on which each model is tried before all others
 TOKENIZER = "tokenizer_config.json"  # what every saved tokenizer has
 # the weights in a folder, of an export or of a checkpoint; the first kind that is there counts
-WEIGHTS = ("*.onnx", "*.onnx.data"), ("openvino_*.xml", "openvino_*.bin"), ("*.safetensors",), ("pytorch_model*.bin",)
+WEIGHTS = (
+    ("*.onnx", "*.onnx.data"),
+    ("openvino_*.xml", "openvino_*.bin"),
+    ("*.gguf",),
+    ("model.bin",),
+    ("*.safetensors",),
+    ("pytorch_model*.bin",),
+)
 
 
 class Candidate(NamedTuple):
@@ -45,7 +52,7 @@ class Candidate(NamedTuple):
 
 
 @checking_arguments
-@one_bar("evaluate")
+@one_bar("evaluate", (("scoring", 10), ("timing", 1)))
 def evaluate(
     original: PreTrainedModel | str | Path,
     changed: PreTrainedModel | str | Path | Mapping[str, PreTrainedModel | str | Path],
@@ -123,6 +130,14 @@ def evaluate(
             stack.enter_context(evaluating(each.model))
         tried(chosen, found)
         return scored(chosen, found, batch_size, seed)
+
+
+def check_task(source: str, task: str, data: Data, limits: Limits) -> None:
+    """Raise the error of `evaluate` for a model that cannot do a task, or for bad examples, without all of the work."""
+    chosen = made(task, data, None, limits)
+    found = opened([("original", source)], None)
+    with evaluating(found[0].model):
+        tried(chosen, found)
 
 
 @checking_arguments
@@ -242,11 +257,17 @@ def has_tokenizer(source: str) -> bool:
 
 def megabytes(model: PreTrainedModel, source: Source) -> float:
     """Return the size of weights in 10^6 bytes: of the files in a folder, else of the tensors in memory."""
-    if isinstance(source, str) and os.path.isdir(source):
-        for patterns in WEIGHTS:
-            if files := [file for pattern in patterns for file in Path(source).glob(pattern)]:
-                return sum(file.stat().st_size for file in files) / 1e6
+    if isinstance(source, str) and (files := files_of_weights(Path(source))):
+        return sum(file.stat().st_size for file in files) / 1e6
     return sum(each.nbytes for each in (*model.parameters(), *model.buffers())) / 1e6
+
+
+def files_of_weights(folder: Path) -> list[Path]:
+    """Return the files that hold the weights of a checkpoint or an exported model; empty for what is no folder."""
+    for patterns in WEIGHTS:
+        if files := [file for pattern in patterns for file in folder.glob(pattern)]:
+            return files
+    return []
 
 
 def tried(task: Task, found: Sequence[Candidate]) -> None:
@@ -264,7 +285,7 @@ def tried(task: Task, found: Sequence[Candidate]) -> None:
 
 def scored(task: Task, found: Sequence[Candidate], timed: int, seed: int) -> EvaluationReport:
     """Return the report on models that can do a task."""
-    answers = [task.answers(each.model, each.tokenizer) for each in found]
+    answers = [task.answers(each.model, each.tokenizer) for each in progress_bar(found, desc="scoring")]
     count, scores = task.count(answers[0]), [task.scores(each) for each in answers]
     flips = [None, *(task.flips(each, answers[0]) for each in answers[1:])]
     first = task.first(timed)

@@ -3,8 +3,10 @@
 import ast
 import io
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from terminals import Terminal, shown
 from transformers.utils import logging
 
 import collab_heads
+from collab_heads.base import progress
 from collab_heads.base.progress import OPEN, one_bar, progress_bar, showing_bars
 
 
@@ -186,9 +189,58 @@ def test_nothing_else_draws_bars():
     drawn = []
     for file in Path(collab_heads.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "tqdm":
-                drawn.append(file.name)
-    assert drawn == ["progress.py"]
+            inner = [] if isinstance(node, ast.Attribute) else ast.iter_child_nodes(node)
+            drawn += [file.name for each in inner if isinstance(each, ast.Name) and each.id == "tqdm"]
+    assert set(drawn) == {"progress.py"}
+
+
+def written(monkeypatch, stream, work, *, show=True):
+    """What a command writes while it works, with a line every twentieth of a second."""
+    monkeypatch.setattr(progress, "SECONDS", 0.05)
+    monkeypatch.setattr(sys, "stderr", stream)
+    before = logging.is_progress_bar_enabled()
+    try:
+        with showing_bars(show):
+            work(stream)
+    finally:
+        (logging.enable_progress_bar if before else logging.disable_progress_bar)()
+    return stream.getvalue().splitlines()
+
+
+def wait_for(stream, text):
+    deadline = time.monotonic() + 60
+    while text not in stream.getvalue() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def two_phases(stream):
+    with one_bar("call", (("first", 1), ("second", 3))):
+        for phase in ("first", "second"):
+            with progress_bar(desc=phase, total=2) as steps:
+                steps.update()
+                wait_for(stream, f"{phase} 1/2")
+
+
+def test_a_command_writes_lines_where_nobody_watches(monkeypatch):
+    lines = written(monkeypatch, File(), two_phases)
+    assert all(
+        re.fullmatch(r"call: \d+ %, \d\d:\d\d so far, about \S+ to go, (first|second) \d/2", each) for each in lines
+    )
+    shares = [(each.split(", ")[-1], each.split(",")[0]) for each in lines]
+    assert ("first 1/2", "call: 12 %") in shares and ("second 1/2", "call: 62 %") in shares
+
+
+def test_a_loop_writes_lines_too_and_a_quiet_command_none(monkeypatch):
+    def loop(stream):
+        with progress_bar(desc="counting", total=4, leave=True) as steps:
+            steps.update()
+            wait_for(stream, "25 %")
+
+    lines = written(monkeypatch, File(), loop)
+    assert lines and all(each.startswith("counting: 25 %") for each in lines if "0 %" not in each)
+    monkeypatch.setattr(progress.Lines, "write_lines", lambda bar: pytest.fail("a line is written"))
+    assert written(monkeypatch, File(), lambda stream: list(progress_bar(range(3), desc="counting")), show=False) == []
+    assert list(progress_bar(range(2), desc="counting")) == [0, 1]  # outside of a command
 
 
 WATCHED = """

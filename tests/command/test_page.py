@@ -43,6 +43,7 @@ OF_PAGES = [line for page in PAGES.values() for line in lines_of(page.text)]
 def test_what_is_shown_is_taken(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "flags.json").write_text("{}")
+    (tmp_path / "recipe.yaml").write_text("model: bert\ndata: text.txt\n")
     main.parser(words[0]).parse_args([word for word in words[1:] if word not in ("...", "…")])
 
 
@@ -69,10 +70,12 @@ def names(bert, marian, files, tmp_path):
     torch.manual_seed(0)
     LlamaForCausalLM(rotary_config(LlamaConfig)).save_pretrained(tmp_path / "decoder")
     AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path / "decoder")
+    recipe = f"model: {bert}\ndata: text.txt\ntrim: true\nto: [onnx]\n"
+    (tmp_path / "recipe.yaml").write_text(recipe)
     flags = dict(zip((flag.removeprefix("--") for flag in files[::2]), files[1::2], strict=True))
     flags |= {"model_name_or_path": str(bert), "collaborative": True, "dim_shared_query_key": {"enc-self": 16}}
     (tmp_path / "flags.json").write_text(json.dumps(flags | {"max_train_steps": 1, "calibration_samples": 8}))
-    return {"sentence-transformers/all-MiniLM-L6-v2": str(bert), "Helsinki-NLP/opus-mt-de-en": str(marian)}
+    return {"sentence-transformers/all-MiniLM-L6-v2": str(bert), "Helsinki-NLP/opus-mt-de-en": str(marian), "300": "2"}
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ VALUES = ("", "nan", "inf", "-1", "1e400", "1" * 5000, "x" * 300, "\udcff", "\0"
 NEEDED = {
     "inspect": ["bert"],
     "compress": ["bert", "--data", __file__, "--plan"],
+    "shrink": ["bert", "--data", __file__, "--output_dir", "new"],
     "swap": ["bert", "--output_dir", "new"],
     "prune": ["bert", "--output_dir", "new"],
     "trim": ["bert", "--data", __file__, "--output_dir", "new"],

@@ -1,0 +1,239 @@
+"""collab-heads shrink: its steps, what it writes, how it goes on after a kill, what it refuses before the work."""
+
+import io
+import json
+from contextlib import redirect_stdout
+
+import commands
+import pytest
+import torch
+import translation_script
+from safetensors.torch import load_file
+from tokenizers_made import FEW, fast
+from transformers import AutoTokenizer, BertConfig, BertModel
+
+import tiny
+from collab_heads import load_exported
+from collab_heads.command import shrink
+from collab_heads.errors import ArgumentError, DataError, OutputError, UnsupportedModelError
+from collab_heads.files.folders import damage
+
+QUICK = ("--budget", 0.5, "--distill_steps", 2, "--trim")
+
+
+@pytest.fixture(scope="module")
+def bert(bert, tmp_path_factory):
+    """A tiny BERT whose tokenizer can spell."""
+    folder, tokenizer, config = tmp_path_factory.mktemp("whole"), fast("WordPiece"), BertConfig.from_pretrained(bert)
+    config.vocab_size = len(tokenizer)
+    torch.manual_seed(0)
+    BertModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """Sentences of some of the words that its tokenizer has seen."""
+    return translation_script.write_lines(tmp_path_factory.mktemp("texts") / "a.txt", FEW)
+
+
+@pytest.fixture(scope="module")
+def scoring(tmp_path_factory):
+    """The flags that score pairs."""
+    data = tmp_path_factory.mktemp("pairs") / "dev.jsonl"
+    rows = [row | {"score": place % 5} for place, row in enumerate(tiny.rows(24, 2))]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return "--evaluate", data, "--task", "similarity"
+
+
+def run(model, *argv):
+    return commands.run("shrink", model, *argv)
+
+
+@pytest.fixture(scope="module")
+def whole(bert, texts, scoring, tmp_path_factory):
+    """The folder of a run that nothing interrupted, its report, and what it printed."""
+    out, said = tmp_path_factory.mktemp("runs") / "whole", io.StringIO()
+    with redirect_stdout(said):
+        report = run(bert, "--data", texts, *QUICK, *scoring, "--output_dir", out)
+    return out, report, said.getvalue()
+
+
+def test_the_result_is_a_checkpoint_with_its_scores_and_its_recipe(bert, whole):
+    out, report, said = whole
+    assert [step.name for step in report.steps] == ["trimmed", "compressed", "distilled"]
+    assert [each.name for each in report.scores.models] == ["original", "trimmed", "compressed", "distilled"]
+    assert all(step.seconds > 0 for step in report.steps) and str(report) in said and f"result: {out}" in said
+    model = BertModel.from_pretrained(out)
+    assert model.config.vocab_size == len(AutoTokenizer.from_pretrained(out)) < len(AutoTokenizer.from_pretrained(bert))
+    size = sum(each.nbytes for each in load_file(out / "model.safetensors").values())
+    assert report.steps[-1].megabytes == pytest.approx(size / 1e6, abs=0.02)  # the header of the file
+    card = (out / "README.md").read_text()
+    assert str(report) in card and all(step.said in card for step in report.steps)
+    recipe, record = (json.loads((out / name).read_text()) for name in ("recipe.json", "shrink.json"))
+    assert recipe["trim"] is True and recipe["budget"] == 0.5 and not {"output_dir", "samples"} & set(recipe)
+    assert record["recipe"] == recipe and record["versions"]["torch"] and len(record["files"]) == 2
+    assert record["scores"]["models"][3]["scores"]["Spearman"] == report.scores.models[3].scores["Spearman"]
+    assert {"trim.json", "compression.json", "distillation.json"} <= {each.name for each in out.iterdir()}
+    assert damage(out) is None and [each.name for each in out.parent.iterdir()] == ["whole"]
+
+
+def dies(*args, **options):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("place", ("distill_on", pytest.param("evaluate", marks=pytest.mark.slow)))
+def test_a_recipe_repeats_a_model_also_in_a_run_that_was_killed(whole, tmp_path, monkeypatch, capsys, place):
+    def repeated(args):
+        pytest.fail("a step that is done is done again")
+
+    flags = whole[0] / "recipe.json", "--output_dir", tmp_path / "a"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shrink, place, dies)
+        run(*flags)
+    kept = tmp_path / "a.unfinished"
+    assert (kept / "compressed/config.json").exists() and not (tmp_path / "a").exists()
+    for name in ("run_trim", "run_compress"):
+        monkeypatch.setattr(shrink, name, repeated)
+    report = run(*flags)
+    assert "going on after trimmed, compressed" in capsys.readouterr().out and not kept.exists()
+    assert [step.name for step in report.steps] == ["trimmed", "compressed", "distilled"]
+    assert (whole[0] / "model.safetensors").read_bytes() == (tmp_path / "a/model.safetensors").read_bytes()
+    assert [each.scores for each in report.scores.models] == [each.scores for each in whole[1].scores.models]
+
+
+def copied(args, source, measurements, place):
+    """What stands for the step that compresses, where that is not what a test is about."""
+    BertModel.from_pretrained(source).save_pretrained(place)
+    AutoTokenizer.from_pretrained(source).save_pretrained(place)
+
+
+def test_a_step_that_was_killed_while_it_was_noted_is_done_again(bert, texts, tmp_path, monkeypatch):
+    flags = bert, "--data", texts, "--trim", "--output_dir", tmp_path / "a"
+    note = shrink.KeptSteps.note
+
+    def noted(kept):
+        note(kept) if not kept.steps else dies()
+
+    monkeypatch.setattr(shrink, "compressed", copied)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shrink.KeptSteps, "note", noted)
+        run(*flags)
+    assert (tmp_path / "a.unfinished/trimmed/config.json").exists()
+    assert [step.name for step in run(*flags).steps] == ["trimmed", "compressed"]
+
+
+def test_the_remains_of_another_run_are_refused_and_stay(bert, texts, tmp_path, monkeypatch):
+    text = tmp_path / "text.txt"
+    text.write_text(open(texts).read())
+    flags = bert, "--data", text, "--output_dir", tmp_path / "a"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shrink, "run_compress", dies)
+        run(*flags, "--budget", 0.5)
+    kept = tmp_path / "a.unfinished"
+    with pytest.raises(OutputError, match=r"budget was 0.5 and is 0.4: .* or delete .*a\.unfinished to begin again"):
+        run(*flags, "--budget", 0.4)
+    text.write_text(text.read_text() + "w1 w2\n")
+    with pytest.raises(OutputError, match=r"files was .*text.txt"):
+        run(*flags, "--budget", 0.5)
+    assert (kept / "shrink.json").exists()
+    (kept / "shrink.json").write_text("{}")
+    with pytest.raises(OutputError, match=r"is in the way, and no unfinished run .*: move it"):
+        run(*flags, "--budget", 0.5)
+    assert (kept / "shrink.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    (
+        (("--int8",), "--int8 is for engines"),
+        (("--int8", "--to", "transformers"), "--int8 is for engines"),
+        (("--to", "onnx", "tensorrt"), "--to 'tensorrt'"),
+        (("--to", "ctranslate2", "gguf"), "no one --shape suits all of them"),
+        (("--max_loss", 1), "--max_loss needs --evaluate and --task"),
+        (("--task", "similarity"), "--evaluate missing"),
+        (("--max_loss", 1, "--budget", 0.5), "exclude each other"),
+    ),
+)
+def test_flags_that_do_not_fit_are_refused_before_the_work(bert, texts, tmp_path, flags, said):
+    with pytest.raises(ArgumentError, match=said):
+        run(bert, "--data", texts, "--output_dir", tmp_path / "a", *flags)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_target_gets_the_shape_that_it_needs(bert, texts, tmp_path, monkeypatch):
+    def exported(args, source, target, int8, place):
+        copied(args, source, None, place)
+
+    def run_compress(args):
+        assert args.shape == "ctranslate2" and args.evaluate is None
+        copied(args, args.model, None, args.output_dir)
+
+    monkeypatch.setattr(shrink, "run_compress", run_compress)
+    monkeypatch.setattr(shrink, "exported", exported)
+    monkeypatch.setitem(shrink.TARGETS, "ctranslate2", shrink.TARGETS["transformers"])  # needs no package
+    run(bert, "--data", texts, "--to", "ctranslate2", "--output_dir", tmp_path / "a")
+    assert (tmp_path / "a/ctranslate2/model.safetensors").exists() and (tmp_path / "a/config.json").exists()
+
+
+def test_examples_that_cannot_be_scored_are_refused_before_the_work(bert, texts, tmp_path):
+    (tmp_path / "dev.csv").write_text("sentence1,sentence2\na,b\n")
+    with pytest.raises(DataError, match="score"):
+        run(bert, "--data", texts, "--evaluate", tmp_path / "dev.csv", "--task", "similarity", "--output_dir", "a")
+    data = tmp_path / "text.txt"
+    data.write_text("w1 w2\n" * 4)
+    with pytest.raises(UnsupportedModelError):
+        run(bert, "--data", texts, "--evaluate", data, "--task", "perplexity", "--output_dir", tmp_path / "a")
+    assert {each.name for each in tmp_path.iterdir()} == {"dev.csv", "text.txt"}
+
+
+class Hub:
+    """What of huggingface_hub's HfApi is used."""
+
+    def __init__(self):
+        self.calls = []
+
+    def whoami(self):
+        self.calls.append("whoami")
+
+    def create_repo(self, name, *, private, exist_ok):
+        assert private and exist_ok
+        self.calls.append(name)
+        return type("Url", (), {"repo_id": f"me/{name}"})
+
+    def upload_folder(self, *, repo_id, folder_path):
+        self.calls.append((repo_id, folder_path))
+
+
+def test_a_result_is_uploaded_if_somebody_is_logged_in(bert, texts, tmp_path, monkeypatch, capsys):
+    hub = Hub()
+    monkeypatch.setattr(shrink, "HfApi", lambda: hub)
+    monkeypatch.setattr(shrink, "compressed", copied)
+    flags = "--data", texts, "--push", "small", "--output_dir"
+    run(bert, *flags, tmp_path / "a")
+    assert hub.calls == ["whoami", "small", ("me/small", str(tmp_path / "a"))]
+    assert "uploaded: me/small" in capsys.readouterr().out
+
+    def fails(*args, **options):
+        raise ConnectionError("no network")
+
+    hub.upload_folder = fails
+    with pytest.raises(OutputError, match=r"no network. The result is complete: hf upload small .*b"):
+        run(bert, *flags, tmp_path / "b")
+    assert BertModel.from_pretrained(tmp_path / "b")
+    hub.whoami = fails
+    with pytest.raises(OutputError, match=r"does not know who you are .*hf auth login"):
+        run(bert, *flags, tmp_path / "c")
+    assert not (tmp_path / "c.unfinished").exists()
+
+
+@pytest.mark.slow
+def test_engines_are_scored_beside_the_original_in_eight_bits(bert, texts, scoring, tmp_path):
+    pytest.importorskip("onnxruntime")
+    to = "--to", "onnx", "transformers", "--int8"
+    report = run(bert, "--data", texts, "--budget", 0.8, *to, *scoring, "--output_dir", tmp_path / "a")
+    names = ["original", "original in int8", "compressed", "onnx, int8"]
+    assert [each.name for each in report.scores.models] == names
+    assert load_exported(tmp_path / "a/onnx") is not None
+    assert {each.name for each in (tmp_path / "a").iterdir() if each.is_dir()} == {"onnx", "transformers"}
