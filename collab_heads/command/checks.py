@@ -229,6 +229,24 @@ def encode(args: Namespace) -> None:
     check_files(args.file)
 
 
+def generate(args: Namespace) -> None:
+    """Write the translations of texts, a line each, or what a language model writes after them.
+
+        collab-heads generate Helsinki-NLP/opus-mt-de-en text.txt --output translated.txt
+        collab-heads generate served text.txt --output translated.txt
+
+    The model is stock or changed, or what `collab-heads export` wrote of one for ONNX Runtime or OpenVINO. A
+    translation model searches as its generation config says; a language model always takes the most probable token.
+    Line i is that of line i; empty lines stay empty.
+    """
+    if args.output is None:
+        raise ArgumentError("--output is missing: a new file for the texts")
+    if os.path.exists(args.output):
+        raise OutputError(f"--output {args.output} must be a new file")
+    check_model_name(args.model)
+    check_files(args.file)
+
+
 def evaluate(args: Namespace) -> None:
     """Score models on a task of yours, on the same examples: the original, changed ones, and what `export` wrote.
 

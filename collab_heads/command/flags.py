@@ -239,6 +239,20 @@ COMMANDS = {
             LOADING,
         ),
     ),
+    "generate": Command(
+        "the translations of texts, or what a language model writes after them",
+        checks.generate,
+        alone(
+            flag("model MODEL", "folder, or name on the Hub, of a model; or a folder that `export` wrote"),
+            flag("file FILE", "text file with a text a line", path),
+            flag("--output FILE", "where the texts go: a new file, with a line for each line", path),
+            flag("--max_new_tokens N", "how many tokens a language model writes at most", count_from_1, 64),
+            flag("--batch_size N", "texts per batch, of a translation model", count_from_1, 32),
+            flag("--max_length N", "cut lines to this many tokens (word pieces)", count_from_1, 128),
+            PREFIX,
+            LOADING,
+        ),
+    ),
     "evaluate": Command(
         "score models on a task of yours: what did they lose, how many answers differ, how fast are they",
         checks.evaluate,

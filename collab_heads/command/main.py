@@ -24,7 +24,11 @@ from collab_heads.command.shared_flags import JSON, QUIET
 from collab_heads.errors import ArgumentError, CollabHeadsError, LoadError
 from collab_heads.training.options.parser import Parser
 
-WORK = {"shrink": "shrink", **dict.fromkeys(("glue", "translate", "images"), "training")}  # others: work.py
+WORK = {  # command -> the module of its work; others: work.py
+    "shrink": "shrink",
+    **dict.fromkeys(("export", "encode", "generate", "evaluate"), "serving"),
+    **dict.fromkeys(("glue", "translate", "images"), "training"),
+}
 DONE, FAILED, WRONG_FLAGS = 0, 1, 2  # exit codes
 
 

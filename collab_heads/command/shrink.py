@@ -22,8 +22,9 @@ from collab_heads.base.report import Report
 from collab_heads.command.checks import file_and_weight
 from collab_heads.command.flags import COMMANDS
 from collab_heads.command.inputs import generated, load
+from collab_heads.command.serving import run_export
 from collab_heads.command.texts import read_data
-from collab_heads.command.work import distill_on, run_compress, run_export, run_trim, write_model
+from collab_heads.command.work import distill_on, run_compress, run_trim, write_model
 from collab_heads.errors import OutputError
 from collab_heads.evaluation.evaluate import check_task, evaluate, files_of_weights
 from collab_heads.evaluation.report import EvaluationReport

@@ -1,7 +1,6 @@
 """The work of the commands that change a model or look at it: `run_NAME` is that of `collab-heads NAME`."""
 
 import copy
-import io
 import os
 import sys
 from argparse import Namespace
@@ -10,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-import numpy as np
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -30,14 +28,13 @@ from collab_heads.compression.measurements import HELD_OUT, MEASURED
 from collab_heads.compression.plan import plan
 from collab_heads.compression.report import CompressReport
 from collab_heads.contract.registry import get_adapter, is_lone_decoder
-from collab_heads.data.parallel import Pairs, read_lines
+from collab_heads.data.parallel import Pairs
 from collab_heads.distillation.checkpoint import DistillReport
 from collab_heads.distillation.distill import distill
 from collab_heads.distillation.examples import num_examples
-from collab_heads.errors import ArgumentError, DataError, UnsupportedModelError
-from collab_heads.evaluation.evaluate import evaluate, scorer
-from collab_heads.evaluation.report import EvaluationReport
-from collab_heads.files.atomic import write_file, write_json
+from collab_heads.errors import ArgumentError, DataError
+from collab_heads.evaluation.evaluate import scorer
+from collab_heads.files.atomic import write_json
 from collab_heads.files.conllu import read_conllu
 from collab_heads.files.folders import write_folder
 from collab_heads.fitting.kinds import check_kind
@@ -49,10 +46,6 @@ from collab_heads.heads.report import FoldReport, PruneReport
 from collab_heads.plots.canvas import save_figure
 from collab_heads.saving.card import complete
 from collab_heads.saving.source_files import copy_modules
-from collab_heads.serving.export import TARGETS, ExportReport, export
-from collab_heads.serving.exported_folder import EXPORT
-from collab_heads.serving.sentence_encoder import is_sentence_encoder, sentence_encoder
-from collab_heads.serving.served_model import load_exported
 from collab_heads.sites.site import select_sites
 from collab_heads.training.options.changes import check_fit
 from collab_heads.training.options.heads import read_alive
@@ -232,60 +225,6 @@ def run_trim(args: Namespace) -> VocabularyReport:
     small, report = trim_vocabulary(loaded.model, loaded.tokenizer, texts, keep=args.keep, min_count=args.min_count)
     print(report)
     write_model(args, loaded._replace(tokenizer=small), "trim", report)
-    return report
-
-
-def run_export(args: Namespace) -> ExportReport:
-    """Export a model, print the result, and return the report."""
-    TARGETS[args.to].check_installed(args.int8)
-    loaded = load(args)
-    model = encoder_part(loaded.model)
-    report = export(model, args.output_dir, args.to, tokenizer=loaded.tokenizer, int8=args.int8)
-    print(report)
-    return report
-
-
-def run_encode(args: Namespace) -> dict:
-    """Write the embeddings of the lines of a file as an array, and return how many there are, and how wide."""
-    lines = read_lines(Path(args.file))
-    options = {"batch_size": args.batch_size, "prompt_name": args.prompt_name}
-    if os.path.isfile(os.path.join(args.model, EXPORT)):
-        found = load_exported(args.model).encode(lines, **options)
-    else:
-        model = encoder_part(load(args).model)
-        if not is_sentence_encoder(model):
-            raise UnsupportedModelError(
-                f"{args.model} is no sentence encoder: it has no modules.json of sentence-transformers, which says how "
-                "the states of the tokens become an embedding"
-            )
-        found = sentence_encoder(model).encode(model, lines, **options)
-    content = io.BytesIO()
-    np.save(content, found)
-    write_file(args.output, content.getvalue())
-    print(f"{len(found):,} embeddings of {found.shape[1]} numbers: {args.output}")
-    return {"texts": len(found), "width": found.shape[1], "output": str(args.output)}
-
-
-def encoder_part(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the part of a model that sentence-transformers loads: of a sentence encoder that without a head."""
-    base = cast(PreTrainedModel, model.base_model)
-    return base if is_sentence_encoder(base) else model
-
-
-def run_evaluate(args: Namespace) -> EvaluationReport:
-    """Score models on a task, print the result, and return the report."""
-    report = evaluate(
-        args.original,
-        {name: name for name in args.changed},
-        task=args.task,
-        data=args.data,
-        columns=args.column,
-        batch_size=args.batch_size,
-        max_length=args.max_length,
-        source_prefix=args.source_prefix,
-        seed=args.seed,
-    )
-    print(report)
     return report
 
 

@@ -60,7 +60,7 @@ def names(bert, marian, files, tmp_path):
         for file, end in zip(write_pairs(tmp_path, split, 16, 5), ("de", "en"), strict=True):
             (tmp_path / f"{split}.{end}").write_bytes((tmp_path / file).read_bytes())
     tiny.write_csv(tmp_path / "dev.csv", [row | {"score": number % 5} for number, row in enumerate(tiny.rows(16, 3))])
-    for model, name in ((bert, "compressed"), (bert, "served"), (marian, "compressed-de-en")):
+    for model, name in ((bert, "compressed"), (bert, "served"), (marian, "compressed-de-en"), (marian, "served-de-en")):
         shutil.copytree(model, tmp_path / name)
     tiny.write_modules(tmp_path / "served")
     gated = BertModel.from_pretrained(bert)

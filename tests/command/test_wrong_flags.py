@@ -17,6 +17,7 @@ NEEDED = {
     "trim": ["bert", "--data", __file__, "--output_dir", "new"],
     "export": ["bert", "--output_dir", "new"],
     "encode": ["bert", __file__, "--output", "new.npy"],
+    "generate": ["bert", __file__, "--output", "new.txt"],
     "evaluate": ["bert", "bert", "--task", "similarity", "--data", __file__],
     "fold": ["bert", "--output_dir", "new"],
     "analyze": ["bert", "--data", __file__, "--output_dir", "new"],
