@@ -1,6 +1,7 @@
 """export: write a model for the engine that serves it, run it there, and compare it with PyTorch."""
 
 import copy
+import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -232,7 +233,8 @@ def export(
         with naming_outputs(model):
             check_examples(model, given)
         report = write_folder(folder, fill, sum(parameter.nbytes for parameter in model.parameters()), only_new=True)
-    card = served_card(model, to, report, is_encoder and tokenizer is not None)
+    said = dataclasses.replace(report, folder="this folder")  # cards are published: they name no place on this machine
+    card = served_card(model, to, said, is_encoder and tokenizer is not None)
     write_file(Path(os.path.realpath(folder), README), card.encode("utf-8"))  # not in the manifest: users edit cards
     return report
 

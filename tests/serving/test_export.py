@@ -109,6 +109,8 @@ def test_encoders_with_other_rows_and_lengths(to, name, change, tmp_path):
     assert report.difference <= ENGINE_NOISE and report.agreeing is None and not report.int8
     size = sum(file.stat().st_size for file in (tmp_path / "served").iterdir() if file.suffix != ".md")  # the card
     assert report.megabytes <= size / 1e6 <= report.megabytes + 1e-3  # a manifest of the folder
+    card = (tmp_path / "served/README.md").read_text()
+    assert "MB in this folder" in card and str(tmp_path) not in card
     size = 1e6 * report.megabytes
     assert f"{to}: {size / 1e6:.1f} MB" in str(report)
     # modernbert pools the first token, whose window holds padding only: engines differ
