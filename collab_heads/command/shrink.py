@@ -221,7 +221,9 @@ def recipe_of(args: Namespace) -> dict[str, Any]:
 
 def origins(args: Namespace) -> dict[str, Any]:
     """Return the versions of the packages that work, and the digests of the files that are read."""
-    packages = dict.fromkeys(chain(BASE, *(EXTRAS.get(target, ()) for target in args.to)))
+    packages = dict.fromkeys(
+        chain(BASE, *(EXTRAS.get(getattr(TARGETS[target], "engine", target), ()) for target in args.to))
+    )
     versions = {"collab_heads": collab_heads.__version__}
     for package in packages:
         try:

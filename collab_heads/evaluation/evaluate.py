@@ -39,6 +39,7 @@ WEIGHTS = (
     ("model.bin",),
     ("*.safetensors",),
     ("pytorch_model*.bin",),
+    ("onnx/*.onnx",),
 )
 
 

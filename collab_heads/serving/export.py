@@ -32,6 +32,7 @@ from collab_heads.serving.example_inputs import example_inputs, padded, two_rows
 from collab_heads.serving.for_ctranslate2 import CTranslate2
 from collab_heads.serving.for_gguf import Gguf
 from collab_heads.serving.for_graphs import Onnx, OpenVino
+from collab_heads.serving.for_transformers_js import TransformersJs
 from collab_heads.serving.sentence_encoder import (
     embedding_texts,
     is_sentence_encoder,
@@ -134,7 +135,7 @@ class StockCheckpoint(Target):
 
 
 TARGETS: dict[ExportTarget, Target] = {
-    each.name: each for each in (Onnx(), OpenVino(), CTranslate2(), Gguf(), StockCheckpoint())
+    each.name: each for each in (Onnx(), TransformersJs(), OpenVino(), CTranslate2(), Gguf(), StockCheckpoint())
 }
 ROUNDINGS = 8  # of the weights' type, by which the same weights may differ elsewhere; seen: 1.8 in bfloat16
 PHASES = ("checking", 1), ("writing", 2), ("comparing", 2), ("timing", 1)
@@ -172,10 +173,11 @@ def export(
     Args:
         model: the model, on the processor.
         folder: a new or an empty folder.
-        to: the target: "onnx" (ONNX Runtime), "openvino", "ctranslate2" (heads of a site get one width; what is missing
-            is filled with zeros, and listed), "gguf" (llama.cpp: heads of one width, and the same number of them for
-            each key head of a block; the rest is refused), or "transformers" (a checkpoint that loads without this
-            package, and that other tools read; what its config cannot say is refused).
+        to: the target: "onnx" (ONNX Runtime), "transformers.js" (the same graph, with the names and in the layout of
+            that library; no encoder-decoders), "openvino", "ctranslate2" (heads of a site get one width; what is
+            missing is filled with zeros, and listed), "gguf" (llama.cpp: heads of one width, and the same number of
+            them for each key head of a block; the rest is refused), or "transformers" (a checkpoint that loads without
+            this package, and that other tools read; what its config cannot say is refused).
         tokenizer: the tokenizer or processor, saved beside the model; CTranslate2's vocabulary is made from it, and the
             one in a GGUF file.
         int8: multiply in eight bits (all targets but "transformers"): weights get eight bits, but those that lie on
@@ -226,6 +228,7 @@ def export(
         is_int8 = target.is_int8(model, int8)
         tolerance = max(target.tolerance, ROUNDINGS * coarsest(model))
         check_difference(compared, to, target.int8_tolerance if is_int8 else tolerance)
+        target.settle(place)
         size = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
         return ExportReport(str(folder), to, is_int8, size / 1e6, *compared, notes=notes)
 

@@ -9,12 +9,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import PreTrainedModel
 
 from collab_heads.base.extras import check_extra
+from collab_heads.base.option_values import ExportTarget
 from collab_heads.errors import ArgumentError, CollabHeadsError, UnsupportedModelError
 from collab_heads.layers.attention import CACHE
 from collab_heads.layers.weight_grid import OF_ROWS
@@ -35,6 +36,7 @@ class Graph(Target):
     """A graph that transformers' own exporters make: any size in every layer, a cache where the model generates."""
 
     has_int8 = embeds = True
+    engine: ClassVar[str]  # that runs it; the extra of pyproject.toml with its packages
 
     def check(self, model, int8, tokenizer):
         super().check(model, int8, tokenizer)
@@ -47,7 +49,7 @@ class Graph(Target):
 
     def check_installed(self, int8):
         super().check_installed(int8)
-        check_extra(self.name, f"exports to {self.name}")
+        check_extra(self.engine, f"exports to {self.name}")
         check_exporters(f"exports to {self.name}")
 
     def exporter(self) -> Any:
@@ -143,7 +145,8 @@ class InEngine:
 class Onnx(Graph):
     """ONNX Runtime."""
 
-    name = "onnx"
+    name: ClassVar[ExportTarget] = "onnx"
+    engine = "onnx"
 
     def exporter(self):
         from transformers.exporters.exporter_onnx import OnnxExporter
@@ -166,7 +169,7 @@ class Onnx(Graph):
 class OpenVino(Graph):
     """OpenVINO."""
 
-    name = "openvino"
+    name, engine = "openvino", "openvino"
 
     def exporter(self):
         from transformers.exporters.exporter_openvino import OpenVINOExporter

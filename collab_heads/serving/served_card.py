@@ -48,6 +48,28 @@ IN_OPENVINO = (
     f"graph = openvino.Core().compile_model('{NAME}/openvino_model.xml', 'CPU', precise)\n"
     "outputs = graph({each.any_name: inputs[each.any_name] for each in graph.inputs})\n"
 )
+
+
+def in_js(auto: str, code: str, options: str = 'dtype: "fp32"') -> str:
+    """Return code for transformers.js, which loads tokenizer and model by an auto class; fp32 names the file alone."""
+    return (
+        f'import {{ {auto}, AutoTokenizer, env }} from "@huggingface/transformers";\n\n'
+        'env.localModelPath = "";\n'
+        f'const tokenizer = await AutoTokenizer.from_pretrained("{NAME}");\n'
+        f'const model = await {auto}.from_pretrained("{NAME}", {{ {options} }});\n{code}'
+    )
+
+
+JS_EMBEDS = (
+    'const inputs = await tokenizer(["A sentence."], { padding: true, truncation: true });\n'
+    "const { sentence_embedding } = await model(inputs);"
+)
+JS_GENERATES = (
+    'const inputs = await tokenizer("Once");\n'
+    "const tokens = await model.generate({ ...inputs, max_new_tokens: 16 });\n"
+    "const [text] = tokenizer.batch_decode(tokens, { skip_special_tokens: true });"
+)
+JS_RUNS = 'const outputs = await model(await tokenizer("A sentence."));'
 BY_CTRANSLATE2 = {EMBEDS: "Encoder", RUNS: "Encoder", GENERATES: "Generator", TRANSLATES: "Translator"}
 READERS = (
     Reader("collab_heads", ("onnx", "openvino"), (EMBEDS,), f"{OURS}embeddings = model.encode(['A sentence.'])"),
@@ -73,13 +95,16 @@ READERS = (
         "transformers.js (Node)",
         ("onnx",),
         (EMBEDS,),
-        'import { AutoModel, AutoTokenizer, env } from "@huggingface/transformers";\n\n'
-        'env.localModelPath = "";\n'
-        f'const tokenizer = await AutoTokenizer.from_pretrained("{NAME}");\n'
-        f'const model = await AutoModel.from_pretrained("{NAME}", {{ dtype: "fp32", subfolder: "" }});\n'
-        'const inputs = await tokenizer(["A sentence."], { padding: true, truncation: true });\n'
-        "const { sentence_embedding } = await model(inputs);",
+        in_js("AutoModel", JS_EMBEDS, 'dtype: "fp32", subfolder: ""'),
         "js",
+    ),
+    *(
+        Reader("transformers.js", ("transformers.js",), (does,), in_js(auto, code), "js")
+        for does, auto, code in (
+            (EMBEDS, "AutoModel", JS_EMBEDS),
+            (GENERATES, "AutoModelForCausalLM", JS_GENERATES),
+            (RUNS, "{architecture}", JS_RUNS),
+        )
     ),
     Reader(
         "text-embeddings-inference",

@@ -73,6 +73,10 @@ class Target(ABC):
     def load(self, model: PreTrainedModel, folder: Path) -> Any:
         """Load what was written, to run it in one thread."""
 
+    def settle(self, folder: Path) -> None:
+        """Bring what was written, and compared, into its last form; most targets leave it as it is."""
+        return
+
     def compare(self, model: PreTrainedModel, folder: Path, batches: Sequence[Mapping], tokenizer: Any) -> Comparison:
         """Compare what was written with its original on some batches."""
         return compare(model, self.load(model, folder), batches, generates=model.can_generate())

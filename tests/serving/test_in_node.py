@@ -12,35 +12,40 @@ import subprocess
 
 import numpy as np
 import pytest
-from transformers import AutoModel, AutoTokenizer
+import torch
+from later import Later
+from tokenizers_made import fast
+from transformers import AutoModel, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from collab_heads import compress, export, load_exported
+from collab_heads import compress, export, load_exported, prune_heads
 from collab_heads.demo import model_folder, sentences
 from collab_heads.saving.card import NAME
 
 pytest.importorskip("transformers.exporters.runners", reason="exports of graphs need transformers 5.23")
+sentence_transformers = Later("sentence_transformers", optional=True)
 FOLDER = os.environ.get("COLLAB_HEADS_NODE", "")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not (FOLDER and shutil.which("node")), reason="needs node, and COLLAB_HEADS_NODE=folder"),
 ]
+ENGINE_NOISE = 1e-5  # of embeddings of length 1 in another engine, in float32; seen: 2e-7
 SAME_ENGINE = 1e-6  # ONNX Runtime of another version; seen: 0
 TEXTS = ["A man is playing a guitar.", "Short", "Ein Satz auf Deutsch: äöü.", "It fell for the third time."]
 
 
-def in_node(code, place, folder):
-    """The embeddings of the texts by code for Node that names a place."""
+def in_node(code, place, folder, made="sentence_embedding.tolist()[0]"):
+    """What code for Node that names a place makes of each text."""
     code = re.sub(r"import (\{.*?\}) from (.*?);", rf"const \1 = createRequire({json.dumps(FOLDER + '/')})(\2);", code)
-    code = code.replace(place, str(folder)).replace('["A sentence."]', "[text]")
+    code = code.replace(place, str(folder)).replace('["A sentence."]', "[each]")
     first, last = code.split("const inputs")
-    body = f"{first}const found = [];\nfor (const text of {json.dumps(TEXTS)}) {{\nconst inputs{last}"
+    body = f"{first}const found = [];\nfor (const each of {json.dumps(TEXTS)}) {{\nconst inputs{last}"
     script = folder.parent / "embed.mjs"
     script.write_text(
-        f'import {{ createRequire }} from "node:module";\n{body}\nfound.push(sentence_embedding.tolist()[0]);\n}}\n'
+        f'import {{ createRequire }} from "node:module";\n{body}\nfound.push({made});\n}}\n'
         "console.log(JSON.stringify(found));"
     )
     printed = subprocess.run(["node", script], check=True, capture_output=True, text=True, timeout=120).stdout
-    return np.array(json.loads(printed.splitlines()[-1]))
+    return json.loads(printed.splitlines()[-1])
 
 
 def code_of(folder):
@@ -58,6 +63,30 @@ def test_an_export_within_its_checkpoint_needs_no_subfolder(tmp_path):
     code = code_of(root / "onnx").replace(', subfolder: ""', "")
     expected = np.concatenate([load_exported(root / "onnx").encode([text]) for text in TEXTS])
     np.testing.assert_allclose(in_node(code, NAME, root), expected, rtol=0, atol=SAME_ENGINE)
+
+
+def test_a_decoder_of_uneven_layers_writes_as_here(tmp_path):
+    torch.manual_seed(0)
+    tokenizer = fast("byte-level BPE")
+    config = GPT2Config(n_embd=32, n_layer=3, n_head=4, vocab_size=len(tokenizer), n_positions=64)
+    model = GPT2LMHeadModel(config).eval()
+    prune_heads(model, heads={"dec-self": [[0, 1], [], [2]]})
+    export(model, tmp_path / "served", "transformers.js", tokenizer=tokenizer)
+    code = code_of(tmp_path / "served").replace('tokenizer("Once")', "tokenizer(each)")
+    found = in_node(code, NAME, tmp_path / "served", "text")
+    for text, written in zip(TEXTS, found, strict=True):
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        whole = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, do_sample=False)
+        assert written == tokenizer.decode(whole[0], skip_special_tokens=True)
+
+
+def test_the_embeddings_of_an_encoder_in_its_own_layout(tmp_path):
+    model, tokenizer = AutoModel.from_pretrained(model_folder()).eval(), AutoTokenizer.from_pretrained(model_folder())
+    export(model, tmp_path / "served", "transformers.js", tokenizer=tokenizer)
+    assert not (tmp_path / "served/modules.json").exists()
+    expected = sentence_transformers.SentenceTransformer(str(model_folder()), device="cpu").encode(TEXTS)
+    found = in_node(code_of(tmp_path / "served"), NAME, tmp_path / "served")
+    np.testing.assert_allclose(found, expected, rtol=0, atol=ENGINE_NOISE)
 
 
 @pytest.mark.parametrize("kind", ("float", "int8", "four bits"))
