@@ -203,8 +203,9 @@ def export(args: Namespace) -> None:
         collab-heads export small --to onnx --int8 --output_dir served
         collab-heads export translator --to ctranslate2 --int8 --output_dir served
 
-    onnx is for ONNX Runtime, transformers.js for that library, openvino for OpenVINO, ctranslate2 for CTranslate2, gguf for llama.cpp; transformers is a
-    checkpoint that loads without this package, where the configuration of the family can say what the model is.
+    onnx is for ONNX Runtime, transformers.js for that library, openvino for OpenVINO, ctranslate2 for CTranslate2, gguf
+    for llama.cpp; transformers is a checkpoint that loads without this package, where the configuration of the family
+    can say what the model is.
     """
     check_choice("--to", args.to, EXPORT_TARGETS)
     check_new_model(args)
