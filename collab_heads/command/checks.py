@@ -141,6 +141,9 @@ def shrink(args: Namespace) -> None:
     check_files(*args.evaluate or ())
     check_new_model(args)
     check_input(args)
+    for name in (*(file_and_weight(file)[0] for file in args.data), *(args.evaluate or ())):
+        if not os.path.isfile(name):
+            raise ArgumentError(f"{name} is a pipe, which can be read once, and several steps read it: give a file")
 
 
 def swap(args: Namespace) -> None:

@@ -234,7 +234,6 @@ def origins(args: Namespace) -> dict[str, Any]:
     model = sorted(Path(args.model).glob("*.safetensors")) if path.isdir(args.model) else []
     return {
         "versions": versions,
-        "threads": torch.get_num_threads(),
         "files": {file: digest(Path(file))["sha256"] for file in files},
         "weights": {file.name: digest(file)["sha256"] for file in model},
     }
@@ -253,7 +252,10 @@ def write_result(args: Namespace, kept: KeptSteps, model: Path, report: ShrinkRe
         config = load_or_explain(AutoConfig, str(model), trust_remote_code=args.trust_remote_code)
         complete(config, folder, report="\n\n".join([*(each.said for each in report.steps), str(report)]))
         write_json(folder / RECIPE, kept.recipe)
-        write_json(folder / RECORD, {"recipe": kept.recipe, **kept.more, **report.to_dict()})
+        write_json(
+            folder / RECORD,
+            {"recipe": kept.recipe, **kept.more, "threads": torch.get_num_threads(), **report.to_dict()},
+        )
 
     size = sum(file.stat().st_size for name in (model.name, *args.to) for file in (kept.folder / name).rglob("*"))
     write_folder(Path(path.realpath(args.output_dir)), fill, size)

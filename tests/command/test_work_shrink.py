@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from contextlib import redirect_stdout
 
 import commands
@@ -186,6 +187,14 @@ def test_examples_that_cannot_be_scored_are_refused_before_the_work(bert, texts,
     with pytest.raises(UnsupportedModelError):
         run(bert, "--data", texts, "--evaluate", data, "--task", "perplexity", "--output_dir", tmp_path / "a")
     assert {each.name for each in tmp_path.iterdir()} == {"dev.csv", "text.txt"}
+
+
+def test_a_pipe_is_refused(bert, tmp_path):
+    read, write = os.pipe()
+    os.close(write)
+    with pytest.raises(ArgumentError, match=f"/dev/fd/{read} is a pipe"):
+        run(bert, "--data", f"/dev/fd/{read}", "--output_dir", tmp_path / "a")
+    os.close(read)
 
 
 class Hub:
