@@ -41,6 +41,7 @@ MODEL_SHAPES: tuple[ModelShape, ...] = get_args(ModelShape)
 
 ExportTarget = Literal["onnx", "openvino", "ctranslate2", "gguf", "transformers"]
 EXPORT_TARGETS: tuple[ExportTarget, ...] = get_args(ExportTarget)
+LAYERED: ExportTarget = "transformers"  # whose configs can give every layer sizes of its own
 
 ReportPart = Literal["statistics", "roles", "relevance", "gradient", "reconstruction", "contributions", "ablation"]
 REPORT_PARTS: tuple[ReportPart, ...] = get_args(ReportPart)

@@ -302,6 +302,7 @@ COMMANDS = {
             output("the exported model"),
             flag("--to TARGET", f"one of {', '.join(EXPORT_TARGETS)}", of=("serving.export", "export")),
             flag("--int8", "weights in eight bits, and products of integers (not for transformers)"),
+            flag("--per_layer", "sizes of its own for every layer in the config (only for transformers)"),
             LOADING,
         ),
     ),

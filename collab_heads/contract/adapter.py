@@ -42,8 +42,8 @@ class AttentionAdapter:
             always the model's width divided by its heads.
         head_counts: the config entries for the number of heads of every layer, and of its key/value heads (None where
             heads share none). Only with `head_width`: otherwise fewer heads would be wider.
-        layer_configs: whether each stock layer is made from a config and its number, so that it can have a config of its
-            own (`per_layer_config` of transformers).
+        layer_configs: whether each stock layer is made from a config and its number, so that layers can have configs of
+            their own (`per_layer_config` of transformers).
         position_table: name of the embedding in an attention module that has a column for every head, where the first
             layer computes from it a position bias for all layers of its stack.
         weights_at: index of the weights [B, H, T, S] in the outputs of the attention module.

@@ -12,7 +12,7 @@ gives layer 1 the first heads of the first key head, and its 48 neurons.
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -103,12 +103,14 @@ def take_sizes(adapter: AttentionAdapter, config: PretrainedConfig) -> dict[int,
     else:
         setattr(config, LAYERS, None)
     vars(config).pop(AMBIGUOUS, None)
-    common = {name: getattr(config, name, None) for name in adapter.layer_sizes}
+    common: dict[str, Any] = {name: getattr(config, name, None) for name in adapter.layer_sizes}
     for name, size in common.items():
         expect(is_size(size), f"config.{name}", size, f"{SIZE}, since layers have their own")
-    sizes = {number: common | own.get(number, {}) for number in range(config.num_hidden_layers)}
     if not own:
         return None
+    sizes: dict[int, dict[str, Any]] = {
+        number: common | own.get(number, {}) for number in range(config.num_hidden_layers)
+    }
     config.update(enough(adapter, config, common, sizes))
     setattr(config, SIZES, sizes)
     return sizes
@@ -123,16 +125,16 @@ def enough(
         return found
     (entry, key_entry), (width_entry, _) = adapter.head_counts, adapter.head_width
     for number, each in sizes.items():
-        keys = each.get(key_entry, each[entry])
-        expect(each[entry] % keys == 0, f"{where(number)}, {entry}", each[entry], f"a multiple of its {key_entry}, {keys}")
+        heads, keys = heads_of(adapter, each)
+        expect(heads % keys == 0, f"{where(number)}, {entry}", heads, f"a multiple of its {key_entry}, {keys}")
     width = getattr(config, width_entry, None)
     if width is None:
         for number, each in sizes.items():
             wanted = f"{common[entry]}, since the config has no {width_entry}, by which heads of all layers are as wide"
             expect(each[entry] == common[entry], f"{where(number)}, {entry}", each[entry], wanted)
         width = config.hidden_size // common[entry]
-    keys = max(each.get(key_entry, each[entry]) for each in (common, *sizes.values()))
-    sharing = max(each[entry] // each.get(key_entry, each[entry]) for each in (common, *sizes.values()))
+    counts = [heads_of(adapter, each) for each in (common, *sizes.values())]
+    keys, sharing = max(keys for _, keys in counts), max(heads // keys for heads, keys in counts)
     # some classes want a number of heads that divides the width; one between n and 2 n does
     choices = itertools.product(range(keys, 2 * keys + 1), range(sharing, 2 * sharing + 1))
     for keys, sharing in sorted(choices, key=lambda choice: choice[0] * choice[1]):
@@ -140,7 +142,13 @@ def enough(
         entries |= {} if key_entry is None else {key_entry: keys}
         if is_size(keys * sharing) and is_valid(config, entries):
             return entries
-    raise ConfigError(f"config.{LAYERS}: no {entry} is enough for all layers, of which one has {keys} x {sharing} heads")
+    raise ConfigError(f"config.{LAYERS}: no {entry} that the config allows is enough for all layers")
+
+
+def heads_of(adapter: AttentionAdapter, sizes: Mapping[str, int]) -> tuple[int, int]:
+    """Return the number of heads, and of key heads, of a layer."""
+    entry, key_entry = cast(tuple[str, str | None], adapter.head_counts)
+    return sizes[entry], sizes[entry if key_entry is None else key_entry]
 
 
 def record_sizes(model: PreTrainedModel) -> None:
@@ -161,12 +169,9 @@ def states_of(
     layers: OpenLayers, sizes: Mapping[int, Mapping[str, int]]
 ) -> Iterator[tuple[str, SiteState | FeedForwardState]]:
     """Yield the sites that lack heads or neurons, and their states."""
-    entry, key_entry = layers.adapter.head_counts or (None, None)
-    for site in layers.attention if entry else ():
-        own, groups = sizes[site.site.layer], site.site.groups
-        heads = own[entry]
-        keys = own.get(key_entry, heads)
-        size = 1 if groups is None else site.num_heads // (max(groups) + 1)
+    for site in layers.attention if layers.adapter.head_counts is not None else ():
+        heads, keys = heads_of(layers.adapter, sizes[site.site.layer])
+        size = site.num_heads // site.site.num_key_heads
         kept = tuple(key * size + head for key in range(keys) for head in range(heads // keys))
         if heads < site.num_heads:
             yield site.path, SiteState(site.role, site.num_heads, kept=kept)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_choice
 from collab_heads.base.numerics import keeping_threads
-from collab_heads.base.option_values import EXPORT_TARGETS, ExportTarget
+from collab_heads.base.option_values import EXPORT_TARGETS, LAYERED, ExportTarget
 from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.base.report import Report
 from collab_heads.errors import ArgumentError, ModelStateError
@@ -201,8 +201,8 @@ def export(
             grids of fewer keep them, and the engine rounds what they multiply, too. CTranslate2 rounds all weights
             itself; llama.cpp always multiplies weights on grids in eight bits.
         per_layer: give every layer its own heads, key heads and neurons in the config, and not those of the largest
-            layer (only "transformers"). transformers refuses such a config as yet; README.md in the folder has the lines
-            with which it loads, and this package loads it.
+            layer (only "transformers"). transformers refuses such a config so far; README.md in the folder has the
+            lines with which it loads, and this package loads it.
         batches: input dicts as the model takes them, to compare with; None: random ones. Inputs that they do not name
             are not inputs of a graph, but for the mask of a text.
 
@@ -227,8 +227,8 @@ def export(
         )
     check_words(tokenizer)
     check_weights(model)
-    if per_layer and to != StockCheckpoint.name:
-        raise ArgumentError(f"per_layer=True: only to={StockCheckpoint.name!r} has configs of layers, not {to!r}")
+    if per_layer and to != LAYERED:
+        raise ArgumentError(f"per_layer=True: only to={LAYERED!r} has configs of layers, not {to!r}")
     target, folder = LayerCheckpoint() if per_layer else TARGETS[to], Path(folder)
     target.check(model, int8, tokenizer)
     check_new(folder)
@@ -257,7 +257,7 @@ def export(
         with naming_outputs(model):
             check_examples(model, given)
         report = write_folder(folder, fill, sum(parameter.nbytes for parameter in model.parameters()), only_new=True)
-    card = served_card(model, to, report, is_encoder and tokenizer is not None)
+    card = served_card(model, to, report, is_encoder and tokenizer is not None, per_layer)
     write_file(Path(os.path.realpath(folder), README), card.encode("utf-8"))  # not in the manifest: users edit cards
     return report
 

@@ -25,6 +25,7 @@ from collab_heads.heads.fold_layout import filled_up, stock_twin
 from collab_heads.layers.output import HeadOutputProjection, fold_output
 from collab_heads.model.apply_state import apply_state, restore_neurons
 from collab_heads.model.open_layers import OpenLayers, OpenSite
+from collab_heads.model.refusals import check_feed_forwards, check_prunable
 from collab_heads.saving.layer_configs import LAYERS
 from collab_heads.sites.record import CollabConfig, is_valid
 from collab_heads.sites.site import AttentionSite
@@ -35,15 +36,18 @@ def check_layers(model: PreTrainedModel) -> None:
 
     Raises:
         UnsupportedModelError: if stock layers of the family are not made from a config each.
-        ModelStateError: if heads are narrower, or share queries and keys; the site is named.
+        ModelStateError: if heads are narrower, or share queries and keys, or weights are quantised; the site is named.
     """
     adapter = get_adapter(model)
     if not adapter.layer_configs:
         raise UnsupportedModelError(
-            f"{type(model).__name__} is of type {model.config.model_type!r}, whose layers have no configs of their own: "
-            f"those of {', '.join(layered_model_types())} have. Leave per_layer=True out, or use to='onnx'"
+            f"{type(model).__name__} is of type {model.config.model_type!r}, per_layer=True is for "
+            f"{', '.join(layered_model_types())}: leave it out, or use to='onnx'"
         )
-    for site in OpenLayers.of(model, adapter).with_heads:
+    layers = OpenLayers.of(model, adapter)
+    check_prunable(layers, layers.with_heads)
+    check_feed_forwards(model, [block for block in layers.feed_forwards if block.num_neurons])
+    for site in layers.with_heads:
         if site.query_key is not None and not is_held(adapter, site.state):
             raise ModelStateError(
                 f"{site.path} has narrower or shared queries, keys or values, while all heads of a stock model have "
@@ -71,11 +75,11 @@ def write_layers(layers: OpenLayers, folder: Path) -> tuple[str, ...]:
     for site, kept in heads.items():
         restore_heads(site, twin, kept)
         if zeros := len(kept) - site.num_heads:
-            notes.append(f"{site.path}: {zeros} of its {len(kept)} heads are zeros")
+            notes.append(f"{site.path}: heads of zeros: {zeros} of {len(kept)}")
     for block in layers.feed_forwards:
         if not block.num_neurons:
             restore_neurons(block, 1)
-            notes.append(f"{block.path}: its neuron is zeros")
+            notes.append(f"{block.path}: a neuron of zeros")
     CollabConfig().write(model, before=layers.record)
     model.save_pretrained(folder)
     return (*notes, *write_sizes(folder / CONFIG_NAME, model.config, sizes))
@@ -110,8 +114,8 @@ def sizes_of(
 ) -> dict[int, dict[str, int]]:
     """Return the config entries of every layer by its number."""
     found: dict[int, dict[str, int]] = {site.site.layer: {} for site in layers.attention}
-    for site, kept in heads.items() if layers.adapter.head_counts else ():
-        entry, key_entry = layers.adapter.head_counts
+    for site, kept in heads.items() if layers.adapter.head_counts is not None else ():
+        entry, key_entry = cast(tuple[str, str | None], layers.adapter.head_counts)
         size = whole[site.path].num_heads // whole[site.path].num_key_heads
         keys = {} if key_entry is None else {key_entry: len({head // size for head in kept})}
         found[site.site.layer] |= {entry: len(kept)} | keys
