@@ -28,6 +28,7 @@ LAYERS = "per_layer_config"  # fields of a config, of transformers
 AMBIGUOUS = "allow_global_per_layer_attribute_access"  # whether what layers have of their own can be read of all
 SIZES = "collab_layer_sizes"  # attribute of a config until its model is built, and of the model until it is loaded
 DIGITS = 9  # of the number of a layer
+MOST = 4096  # heads of a layer; beyond any model
 
 
 def read_config(stock: Callable, config_class: type[PretrainedConfig], config_dict: dict, **kwargs: Any) -> Any:
@@ -39,7 +40,10 @@ def read_config(stock: Callable, config_class: type[PretrainedConfig], config_di
     found = stock(config_class, plain, **kwargs)
     config = found[0] if isinstance(found, tuple) else found
     check_sizes(adapter, config, given)
-    setattr(config, LAYERS, given)
+    try:
+        setattr(config, LAYERS, given)
+    except (TypeError, ValueError) as error:  # of transformers, which checks what it knows
+        raise ConfigError(f"config.{LAYERS} is {given!r:.200}: {error}") from error
     return found
 
 
@@ -124,8 +128,10 @@ def enough(
     if adapter.head_counts is None or adapter.head_width is None:
         return found
     (entry, key_entry), (width_entry, _) = adapter.head_counts, adapter.head_width
+    expect(common[entry] <= MOST, f"config.{entry}", common[entry], f"at most {MOST}, since layers have their own")
     for number, each in sizes.items():
         heads, keys = heads_of(adapter, each)
+        expect(heads <= MOST, f"{where(number)}, {entry}", heads, f"at most {MOST}")
         expect(heads % keys == 0, f"{where(number)}, {entry}", heads, f"a multiple of its {key_entry}, {keys}")
     width = getattr(config, width_entry, None)
     if width is None:
