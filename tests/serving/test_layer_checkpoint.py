@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from changed_heads import change_heads, mix
+from model_inputs import batch
 from model_runs import aligned, output
 from opening import layers_of
 from safetensors.torch import load_file
@@ -23,7 +24,7 @@ from families import FAMILIES
 pytest.importorskip("transformers.integrations.heterogeneity", reason="per_layer_config came with transformers 5.23")
 
 NAMES = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "biogpt", "gpt2", "opt", "opt-350m", "modernbert")
-NOISE = 2e-6  # float32, of sums in another order; seen: 3e-7
+NOISE = 2e-5  # float32, of sums in another order, of outputs up to 10; seen: 4e-6
 ROTARY = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
 
 
@@ -39,7 +40,7 @@ def any_heads_gone(model):
 
 def neurons_gone(model):
     first, second = layers_of(model).feed_forwards
-    prune_neurons(model, [inputs_of(model)], keep={first.path: 20, second.path: 30})
+    prune_neurons(model, [batch()], keep={first.path: 20, second.path: 30})
 
 
 def attention_gone(model, layer=0):
@@ -48,7 +49,7 @@ def attention_gone(model, layer=0):
 
 def block_gone(model, layer=1):
     attention_gone(model, layer)
-    prune_neurons(model, [inputs_of(model)], keep={layers_of(model).feed_forwards[layer].path: 0})
+    prune_neurons(model, [batch()], keep={layers_of(model).feed_forwards[layer].path: 0})
 
 
 def all_gone(model):
@@ -66,16 +67,13 @@ CHANGES = {
     "gated": lambda model: change_heads(model, "gated"),
     "mixed": mix,
 }
+UNEVEN = ("heads gone", "neurons gone", "block gone")  # where the largest layer is larger than another one
 QUICK = {("llama", change) for change in CHANGES} | {("bert", "neurons gone"), ("bert", "block gone")}
 CASES = [
     pytest.param(name, change, marks=() if (name, change) in QUICK else pytest.mark.slow)
     for name in (*NAMES, *ROTARY)
     for change in CHANGES
 ]
-
-
-def inputs_of(model):
-    return next(family for family in FAMILIES.values() if type(family.build()) is type(model)).inputs()
 
 
 def in_stock_layers(model: PreTrainedModel, folder) -> PreTrainedModel:
@@ -113,7 +111,7 @@ def test_stock_layers_compute_the_same(name, change, tmp_path):
     written = (tmp_path / "out" / "config.json").read_text()
     assert "collab_heads" not in written and "allow_global" not in written
     is_uneven = LAYERS in read(tmp_path / "out")
-    assert is_uneven or change in ("gated", "mixed", "all gone") or (name in NAMES and "neurons" not in change)
+    assert is_uneven or change not in UNEVEN or (name in NAMES and change == "heads gone")
     found = output(aligned(in_stock_layers(model, tmp_path / "out")), family.inputs())
     exact = change not in ("gated", "mixed", "any heads gone")  # else W_O, or what it multiplies, is another
     torch.testing.assert_close(found, expected, rtol=0, atol=0 if exact else NOISE)
@@ -172,7 +170,7 @@ def test_a_plan_for_llama_cpp_has_no_zeros(tmp_path):
 
 
 def narrowed(model):
-    options = {"kind": "per_head", "batches": [inputs_of(model)], "refine_steps": 0}
+    options = {"kind": "per_head", "batches": [batch()], "refine_steps": 0}
     swap_to_collaborative(model, dim_shared_query_key=0.5, dim_value=0.5, **options)
 
 
