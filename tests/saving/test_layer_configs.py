@@ -95,16 +95,18 @@ def test_it_is_inspected_compressed_and_gated(strangers):
     change_heads(type(model).from_pretrained(folder), "gated")
 
 
-def test_a_config_made_in_python_is_built(tmp_path):
-    config = MistralConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-                           num_key_value_heads=2, vocab_size=50, per_layer_config=UNEVEN)  # fmt: skip
+def test_a_config_made_in_python_is_built():
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 50}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = MistralConfig(**sizes, **heads, per_layer_config=UNEVEN, allow_global_per_layer_attribute_access=True)
     first, second = MistralForCausalLM(config).model.layers
     assert (first.self_attn.q_proj.out_features, first.self_attn.k_proj.out_features) == (16, 8)
     assert (second.self_attn.q_proj.out_features, second.self_attn.k_proj.out_features) == (16, 16)
     assert (first.mlp.up_proj.out_features, second.mlp.up_proj.out_features) == (20, 30)
+    assert "allow_global" not in config.to_json_string()
 
 
-def test_more_heads_than_the_config_says_for_all(tmp_path):
+def test_more_heads_than_the_config_says_for_all():
     """Llama's config wants a number of heads that divides the width: 3 key heads with 2 heads each would be 6 of 32."""
     config = FAMILIES["llama"].build().config
     config.update({"num_attention_heads": 1, "num_key_value_heads": 1})
