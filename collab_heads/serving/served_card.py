@@ -151,7 +151,9 @@ def what_it_does(model: PreTrainedModel, is_encoder: bool) -> str:
     return GENERATES if is_lone_decoder(model.config) else TRANSLATES
 
 
-def served_card(model: PreTrainedModel, to: ExportTarget, report: object, is_encoder: bool, per_layer: bool) -> str:
+def served_card(
+    model: PreTrainedModel, to: ExportTarget, report: object, is_encoder: bool, per_layer: bool = False
+) -> str:
     """Return the text of the card of an exported folder.
 
     Args:
