@@ -36,7 +36,7 @@ def read_config(stock: Callable, config_class: type[PretrainedConfig], config_di
     adapter, given = reader(config_class), config_dict.get(LAYERS)
     if adapter is None or given is None:
         return stock(config_class, config_dict, **kwargs)
-    plain = {name: value for name, value in config_dict.items() if name not in (LAYERS, AMBIGUOUS)}
+    plain = {name: value for name, value in config_dict.items() if name != LAYERS}
     found = stock(config_class, plain, **kwargs)
     config = found[0] if isinstance(found, tuple) else found
     check_sizes(adapter, config, given)
