@@ -10,6 +10,7 @@ every layer, and after it the record that follows from their own sizes:
 gives layer 1 the first heads of the first key head, and its 48 neurons.
 """
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
@@ -102,12 +103,9 @@ def take_sizes(adapter: AttentionAdapter, config: PretrainedConfig) -> dict[int,
         for name in entries.keys() - set(adapter.layer_sizes):
             known = ", ".join(adapter.layer_sizes)
             expect(False, f"{where(number)}, {name}", entries[name], f"none: layers can have their own {known}")
-    if LAYERS in vars(config):
-        delattr(config, LAYERS)
-    else:
-        setattr(config, LAYERS, None)
-    vars(config).pop(AMBIGUOUS, None)
-    common: dict[str, Any] = {name: getattr(config, name, None) for name in adapter.layer_sizes}
+    even = copy.deepcopy(config)  # on an error the config stays as it is, or the next model would have even layers
+    drop_sizes(even)
+    common: dict[str, Any] = {name: getattr(even, name, None) for name in adapter.layer_sizes}
     for name, size in common.items():
         expect(is_size(size), f"config.{name}", size, f"{SIZE}, since layers have their own")
     if not own:
@@ -115,9 +113,19 @@ def take_sizes(adapter: AttentionAdapter, config: PretrainedConfig) -> dict[int,
     sizes: dict[int, dict[str, Any]] = {
         number: common | own.get(number, {}) for number in range(config.num_hidden_layers)
     }
-    config.update(enough(adapter, config, common, sizes))
+    entries = enough(adapter, even, common, sizes)
+    drop_sizes(config)
+    config.update(entries)
     setattr(config, SIZES, sizes)
     return sizes
+
+
+def drop_sizes(config: PretrainedConfig) -> None:
+    if LAYERS in vars(config):
+        delattr(config, LAYERS)
+    else:
+        setattr(config, LAYERS, None)
+    vars(config).pop(AMBIGUOUS, None)
 
 
 def enough(

@@ -106,6 +106,14 @@ def test_a_config_made_in_python_is_built():
     assert "allow_global" not in config.to_json_string()
 
 
+def test_a_config_that_is_refused_stays_as_it_is():
+    """Else the second model from it would have even layers."""
+    config = MistralConfig(num_hidden_layers=2, per_layer_config={"1": {"num_attention_heads": 3}})
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="layer 1, num_attention_heads is 3, expected a multiple"):
+            MistralForCausalLM(config)
+
+
 def test_more_heads_than_the_config_says_for_all():
     """Llama's config wants a number of heads that divides the width: 3 key heads with 2 heads each would be 6 of 32."""
     config = FAMILIES["llama"].build().config
