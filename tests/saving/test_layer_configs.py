@@ -216,6 +216,14 @@ def test_configs_of_stock_are_left_alone(tmp_path):
         _ = config.num_attention_heads
 
 
+def test_families_without_such_layers_are_left_to_stock():
+    config = FAMILIES["vit"].build().config
+    config.per_layer_config = {"0": {"intermediate_size": 20}}
+    with pytest.raises(RuntimeError, match="per-layer attribute"):
+        FAMILIES["vit"].base(config)
+    assert config.is_heterogeneous
+
+
 def test_weights_of_others_without_metadata(tmp_path):
     model = by_hand("bert", tmp_path)
     path = tmp_path / "model.safetensors"
