@@ -58,6 +58,7 @@ class BertAdapter(AttentionAdapter):
     )
 
     width = "all_head_size"
+    layer_configs = True
     feed_forwards = (FEED_FORWARD,)
     ctranslate2 = dict.fromkeys(
         ("bert", "roberta", "xlm-roberta", "camembert"),

@@ -18,4 +18,5 @@ class BioGptAdapter(AttentionAdapter):
     replacements = replacing(attention, modeling_biogpt.BioGptAttention)
     query, key, value, output, heads = "q_proj", "k_proj", "v_proj", "out_proj", "num_heads"
     roles = ("dec-self",)
+    layer_configs = True
     feed_forwards = (FeedForwardNames(r"layers\.\d+", ("fc1",), "fc2", "activation_fn"),)

@@ -50,6 +50,7 @@ class GPT2Adapter(FusedAdapter):
     paths = {r"h\.(\d+)\.attn": "dec-self", r"h\.(\d+)\.crossattention": "dec-enc"}
     replacements = {modeling_gpt2.GPT2Attention: CollaborativeGPT2Attention}
     roles = ("dec-self", "dec-enc")
+    layer_configs = True
     feed_forwards = (FeedForwardNames(r"h\.\d+\.mlp", ("c_fc",), "c_proj", "act", entry="n_inner"),)
     output, heads, width = "c_proj", "num_heads", "split_size"  # query, key and value have no names of their own
 

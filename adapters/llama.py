@@ -73,6 +73,7 @@ class LlamaLayout(RotaryAdapter):
     feed_forwards = (FeedForwardNames(r"layers\.\d+\.mlp", ("gate_proj", "up_proj"), "down_proj", "act_fn"),)
     roles = ("dec-self",)
     head_width, head_counts = ("head_dim", "head_dim"), ("num_attention_heads", "num_key_value_heads")
+    layer_configs = True
 
     def num_heads(self, module):
         """Return the number of heads from the shape of the weights: no attribute holds it."""

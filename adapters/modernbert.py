@@ -43,6 +43,7 @@ class ModernBertAdapter(FusedAdapter, RotaryAdapter):
     replacements = {modeling_modernbert.ModernBertAttention: RotaryModernBertAttention}
     gated = {modeling_modernbert.ModernBertMLP: "act"}
     roles = ("enc-self",)
+    layer_configs = True
     feed_forwards = (FeedForwardNames(r"layers\.\d+\.mlp", ("Wi",), "Wo", "act", fused=True),)
     output = "Wo"
 

@@ -30,4 +30,5 @@ class OPTAdapter(AttentionAdapter):
     replacements = {OPTAttention: CollaborativeOPTAttention}
     query, key, value, output, heads = "q_proj", "k_proj", "v_proj", "out_proj", "num_heads"
     roles = ("dec-self",)
+    layer_configs = True
     feed_forwards = (FeedForwardNames(r"decoder\.layers\.\d+", ("fc1",), "fc2", "activation_fn", entry="ffn_dim"),)

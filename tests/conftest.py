@@ -1,6 +1,5 @@
 import contextlib
 import gc
-import inspect
 import logging
 import os
 import subprocess
@@ -14,9 +13,8 @@ import pytest
 import torch
 import transformers
 from model_sizes import KINDS
-from transformers import PreTrainedModel
+from unhooked import take_off_hooks
 
-from collab_heads.saving.transformers_hooks import HOOKS
 from families import FAMILIES, cannot_share, each, is_left_to_slow
 
 pytest_plugins = ("slow_cases", "slow_share", "unaligned")
@@ -64,8 +62,7 @@ def quiet():
 @pytest.fixture
 def without_hooks(monkeypatch):
     """From here on transformers is as it was before the package was imported."""
-    for where, name in [(PreTrainedModel, "post_init"), (PreTrainedModel, "_initialize_weights"), *HOOKS]:
-        monkeypatch.setattr(where, name, inspect.unwrap(getattr(where, name)))
+    take_off_hooks(monkeypatch)
 
 
 @pytest.fixture(params=each(FAMILIES))

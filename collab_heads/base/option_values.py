@@ -47,6 +47,7 @@ SHAPE_OF_TARGET: dict[ExportTarget, ModelShape] = {
     "gguf": "gguf",
     "transformers": "uniform",
 }
+LAYERED: ExportTarget = "transformers"  # whose configs can give every layer sizes of its own
 
 ReportPart = Literal["statistics", "roles", "relevance", "gradient", "reconstruction", "contributions", "ablation"]
 REPORT_PARTS: tuple[ReportPart, ...] = get_args(ReportPart)

@@ -16,6 +16,7 @@ from collab_heads.base.option_values import (
     ENGINE_WORDS,
     EVALUATION_TASKS,
     EXPORT_TARGETS,
+    LAYERED,
     MEASURES,
     MODEL_SHAPES,
     PREFIX_KINDS,
@@ -208,9 +209,12 @@ def export(args: Namespace) -> None:
 
     onnx is for ONNX Runtime, transformers.js for that library, openvino for OpenVINO, ctranslate2 for CTranslate2, gguf
     for llama.cpp; transformers is a checkpoint that loads without this package, where the configuration of the family
-    can say what the model is.
+    can say what the model is. With --per_layer every layer has its own sizes there; the README.md of the folder has the
+    lines with which it loads.
     """
     check_choice("--to", args.to, EXPORT_TARGETS)
+    if args.per_layer and args.to != LAYERED:
+        raise ArgumentError(f"--per_layer: only --to {LAYERED} has configs of layers, not {args.to}")
     check_new_model(args)
     check_input(args)
 

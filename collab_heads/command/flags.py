@@ -224,6 +224,7 @@ COMMANDS = {
             output("the exported model"),
             flag("--to TARGET", TO, of=("serving.export", "export")),
             INT8,
+            flag("--per_layer", "sizes of its own for every layer in the config (only for transformers)"),
             LOADING,
         ),
     ),

@@ -32,7 +32,8 @@ def run_export(args: Namespace) -> ExportReport:
     TARGETS[args.to].check_installed(args.int8)
     loaded = load(args)
     model = encoder_part(loaded.model)
-    report = export(model, args.output_dir, args.to, tokenizer=loaded.tokenizer, int8=args.int8)
+    options = {"int8": args.int8, "per_layer": args.per_layer}
+    report = export(model, args.output_dir, args.to, tokenizer=loaded.tokenizer, **options)
     print(report)
     return report
 

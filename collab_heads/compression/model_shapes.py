@@ -9,8 +9,9 @@ from typing import ClassVar
 from collab_heads.base.option_values import ModelShape
 from collab_heads.compression.parts.shape import Choice, Shape
 from collab_heads.compression.parts.table import resized
-from collab_heads.heads.fold_layout import can_say, is_valid
+from collab_heads.heads.fold_layout import can_say
 from collab_heads.model.open_layers import OpenFeedForward, OpenLayers, OpenLayerSite, OpenSite, counted_together
+from collab_heads.sites.record import is_valid
 
 
 @dataclass(frozen=True)

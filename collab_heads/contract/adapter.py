@@ -42,6 +42,8 @@ class AttentionAdapter:
             always the model's width divided by its heads.
         head_counts: the config entries for the number of heads of every layer, and of its key/value heads (None where
             heads share none). Only with `head_width`: otherwise fewer heads would be wider.
+        layer_configs: whether each stock layer is made from a config and its number, so that layers can have configs of
+            their own (`per_layer_config` of transformers).
         position_table: name of the embedding in an attention module that has a column for every head, where the first
             layer computes from it a position bias for all layers of its stack.
         weights_at: index of the weights [B, H, T, S] in the outputs of the attention module.
@@ -76,6 +78,7 @@ class AttentionAdapter:
     width: ClassVar[str | None] = None
     head_width: ClassVar[tuple[str, str] | None] = None
     head_counts: ClassVar[tuple[str, str | None] | None] = None
+    layer_configs: ClassVar[bool] = False
     position_table: ClassVar[str | None] = None
     weights_at: ClassVar[int] = -1
     weights_argument: ClassVar[str | None] = None
@@ -130,6 +133,21 @@ class AttentionAdapter:
         if isinstance(state, SiteState):
             return any(re.fullmatch(pattern, path) for pattern in self.paths)
         return any(re.fullmatch(names.block, path) for names in self.feed_forwards)
+
+    def layer_path(self, path: str) -> str:
+        """Return the path of the layer that holds a site of attention.
+
+        Args:
+            path: dotted path of the site, see `AttentionSite`.
+        """
+        found = next(match for pattern in self.paths if (match := re.fullmatch(pattern, path)))
+        return path[: found.end(1)]
+
+    @property
+    def layer_sizes(self) -> tuple[str, ...]:
+        """The config entries for sizes that layers can have of their own, where `layer_configs`."""
+        counts = self.head_counts or ()
+        return (*(name for name in counts if name), *dict.fromkeys(names.entry for names in self.feed_forwards))
 
     def num_heads(self, module: nn.Module) -> int:
         """Return the number of heads of an attention module, stock or changed.

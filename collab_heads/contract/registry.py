@@ -103,6 +103,11 @@ def gguf_model_types() -> list[str]:
     return sorted(name for name, adapter in _ADAPTERS.items() if adapter.gguf is not None)
 
 
+def layered_model_types() -> list[str]:
+    """Return the model types whose layers can have configs of their own, by their adapters, sorted."""
+    return sorted(name for name, adapter in _ADAPTERS.items() if adapter.layer_configs)
+
+
 def ctranslate2_form(config: PretrainedConfig) -> CTranslate2Form:
     """Return what CTranslate2 needs to know of a model type beside its layers, by its adapter or the default."""
     adapter = known_adapter(config)

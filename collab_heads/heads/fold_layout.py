@@ -27,7 +27,7 @@ from collab_heads.errors import ModelStateError
 from collab_heads.layers.layout import widths
 from collab_heads.model.open_layers import OpenFeedForward, OpenSite, counted_together
 from collab_heads.model.record_sync import is_alike
-from collab_heads.sites.record import forget, own_configs
+from collab_heads.sites.record import forget, is_valid, own_configs
 from collab_heads.sites.state import FeedForwardState, SiteState
 
 # Pairs of a config, of a model or of one of its stacks, and the new entries of all configs that are like it.
@@ -118,19 +118,6 @@ def filled_up(kept: Sequence[int], size: int, key_heads: int, keys: int, sharing
         others = [head for head in range(key * size, (key + 1) * size) if head not in own]
         found += sorted(own + others[: sharing - len(own)])
     return tuple(found)
-
-
-def is_valid(config: PretrainedConfig, entries: Mapping[str, int]) -> bool:
-    """Return True if transformers accepts a config with these entries.
-
-    Llama's config, for example, needs a width that is a multiple of the heads.
-    """
-    changed = {**copy.deepcopy(config).to_dict(), **entries}
-    try:
-        type(config).from_dict(changed)
-    except Exception:  # of huggingface_hub's validation, which has its own classes
-        return False
-    return True
 
 
 def stock_width(adapter: AttentionAdapter, sites: Sequence[OpenSite], states: Mapping[str, SiteState]) -> int:

@@ -11,6 +11,7 @@ from collab_heads.errors import ConfigError
 from collab_heads.layers.query_key_kinds import EXACT_KIND
 from collab_heads.model.apply_state import apply_feed_forward, apply_state
 from collab_heads.model.open_layers import OpenFeedForward, OpenLayers, OpenSite
+from collab_heads.saving.layer_configs import record_sizes
 from collab_heads.sites.record import FIELD, STATE, CollabConfig
 from collab_heads.sites.site import kept_groups
 from collab_heads.sites.state import DIVIDED, FeedForwardState, QueryKeyKind, SiteState, expect
@@ -29,6 +30,7 @@ def rebuild(model: PreTrainedModel) -> None:
         UnsupportedModelError: if no adapter is registered for the model type.
     """
     take_pruned_heads(model)
+    record_sizes(model)
     record = CollabConfig.of(model.config)
     if not record.states or (known_adapter(model.config) is None and not hasattr(model.config, FIELD)):
         return

@@ -18,6 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel, fusion_mapping, mode
 from collab_heads.errors import ConfigError
 from collab_heads.layers.output import ConstantOutput, HeadOutputProjection
 from collab_heads.saving.four_bits import check_four_bits
+from collab_heads.saving.layer_configs import SIZES, check_layer_weights
 from collab_heads.saving.marks import FUSION, WEIGHTS, is_mark, is_unfinished
 from collab_heads.saving.vocabularies import VOCABULARY, check_vocabulary
 from collab_heads.sites.record import GRIDS, STATE, CollabConfig, configs_in
@@ -186,7 +187,9 @@ def load_weights(stock: Callable, *args, **kwargs):
     is_known = check_tie(model.config, files or ()) if state is None else not state
     check_tokenizer(model.config, (files or ()) if state is None else ())
     loaded = stock(*args, **kwargs)
-    if recorded(model.config) and not is_known:
+    if hasattr(model, SIZES):
+        check_layer_weights(model, loaded[0].missing_and_mismatched(), files)
+    elif recorded(model.config) and not is_known:
         check_complete(model, loaded[0], files if state is None else None)
     if recorded(model.config):
         check_four_bits(model)

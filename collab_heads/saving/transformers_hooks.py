@@ -25,6 +25,7 @@ from collab_heads.layers.query_key_kinds import build_query_key
 from collab_heads.saving.four_bits import leave_wide_kernel
 from collab_heads.saving.grids import HOOKS as GRID_HOOKS
 from collab_heads.saving.initialize import initialize_changed
+from collab_heads.saving.layer_configs import HOOKS as LAYER_HOOKS
 from collab_heads.saving.marks import unmark
 from collab_heads.saving.rebuild import rebuild
 from collab_heads.saving.saving import HOOKS as SAVING_HOOKS
@@ -106,6 +107,7 @@ HOOKS: dict[tuple[Any, str], tuple[str, Callable]] = {
     **LOADING_HOOKS,
     **SAVING_HOOKS,
     **GRID_HOOKS,
+    **LAYER_HOOKS,
     (StaticCache, "__init__"): ("config", note_states),
     (Cache, "early_initialization"): ("num_heads", make_early),
 }
@@ -129,16 +131,18 @@ def install_hooks(model_class: type[PreTrainedModel] = PreTrainedModel) -> None:
 
 def wrap(where: Any, name: str, instead: Callable) -> None:
     """Call `instead` with a stock function and its arguments in place of it; one that is wrapped already stays."""
-    stock, is_static = getattr(where, name), isinstance(inspect.getattr_static(where, name), staticmethod)
+    stock, kind = getattr(where, name), type(inspect.getattr_static(where, name))
     if hasattr(stock, WRAPPED):
         return
+    if kind is classmethod:  # called with the class, which may be a subclass
+        stock = stock.__func__
 
     @functools.wraps(stock)
     def wrapper(*args, **kwargs):
         return instead(stock, *args, **kwargs)
 
     setattr(wrapper, WRAPPED, True)
-    setattr(where, name, staticmethod(wrapper) if is_static else wrapper)
+    setattr(where, name, kind(wrapper) if kind in (staticmethod, classmethod) else wrapper)
 
 
 def missing_functions() -> list[str]:

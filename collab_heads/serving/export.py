@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_choice
 from collab_heads.base.numerics import keeping_threads
-from collab_heads.base.option_values import EXPORT_TARGETS, ExportTarget
+from collab_heads.base.option_values import EXPORT_TARGETS, LAYERED, ExportTarget
 from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.base.report import Report
 from collab_heads.errors import ArgumentError, ModelStateError
@@ -22,6 +22,7 @@ from collab_heads.files.atomic import write_file
 from collab_heads.files.folders import check_new, write_folder
 from collab_heads.heads.fold import fold_heads
 from collab_heads.layers.weight_grid import leave_grids
+from collab_heads.model.opened import opened
 from collab_heads.model.refusals import check_weights, check_wrapper, unmark_dequantised
 from collab_heads.running.batches import each_batch, evaluating
 from collab_heads.saving.card import README
@@ -33,6 +34,7 @@ from collab_heads.serving.for_ctranslate2 import CTranslate2
 from collab_heads.serving.for_gguf import Gguf
 from collab_heads.serving.for_graphs import Onnx, OpenVino
 from collab_heads.serving.for_transformers_js import TransformersJs
+from collab_heads.serving.layer_checkpoint import check_layers, write_layers
 from collab_heads.serving.sentence_encoder import (
     embedding_texts,
     is_sentence_encoder,
@@ -119,19 +121,36 @@ class StockCheckpoint(Target):
                 )
 
     def write(self, model, folder, example, *, tokenizer, int8):
-        """Fold a copy of the model, and save it."""
+        """Make a stock model of a copy, and save it."""
         copied = copy.deepcopy(model)
         unmark_dequantised(copied)
         leave_grids(copied)
-        is_changed = CollabConfig.on(model).sites or CollabConfig.on(model).feed_forwards
-        notes = (str(fold_heads(copied)),) if is_changed else ()
-        copied.save_pretrained(folder)
+        notes = self.save(copied, folder)
         if is_sentence_encoder(model):
             bring_modules(model.config, folder)  # sentence-transformers loads it as it loads the original
         return notes
 
+    def save(self, copied: PreTrainedModel, folder: Path) -> tuple[str, ...]:
+        """Fold a model in place, and save it; return notes."""
+        is_changed = CollabConfig.on(copied).sites or CollabConfig.on(copied).feed_forwards
+        notes = (str(fold_heads(copied)),) if is_changed else ()
+        copied.save_pretrained(folder)
+        return notes
+
     def load(self, model, folder):
         return type(model).from_pretrained(folder, dtype=model.dtype, return_dict=True).eval()
+
+
+class LayerCheckpoint(StockCheckpoint):
+    """A stock checkpoint in which every layer has sizes of its own, for a transformers that builds such layers."""
+
+    def check(self, model, int8, tokenizer):
+        super().check(model, int8, tokenizer)
+        check_layers(model)
+
+    def save(self, copied, folder):
+        with opened(copied, changes=True, of="layers") as layers:
+            return write_layers(layers, folder)
 
 
 TARGETS: dict[ExportTarget, Target] = {
@@ -150,6 +169,7 @@ def export(
     *,
     tokenizer: Any = None,
     int8: bool = False,
+    per_layer: bool = False,
     batches: Iterable[Mapping] | None = None,
 ) -> ExportReport:
     """Write a model for an engine, run what was written there, and compare its outputs with PyTorch's.
@@ -183,6 +203,9 @@ def export(
         int8: multiply in eight bits (all targets but "transformers"): weights get eight bits, but those that lie on
             grids of fewer keep them, and the engine rounds what they multiply, too. CTranslate2 rounds all weights
             itself; llama.cpp always multiplies weights on grids in eight bits.
+        per_layer: give every layer its own heads, key heads and neurons in the config, and not those of the largest
+            layer (only "transformers"). transformers refuses such a config so far; README.md in the folder has the
+            lines with which it loads, and this package loads it.
         batches: input dicts as the model takes them, to compare with; None: random ones. Inputs that they do not name
             are not inputs of a graph, but for the mask of a text.
 
@@ -207,7 +230,9 @@ def export(
         )
     check_words(tokenizer)
     check_weights(model)
-    target, folder = TARGETS[to], Path(folder)
+    if per_layer and to != LAYERED:
+        raise ArgumentError(f"per_layer=True: only to={LAYERED!r} has configs of layers, not {to!r}")
+    target, folder = LayerCheckpoint() if per_layer else TARGETS[to], Path(folder)
     target.check(model, int8, tokenizer)
     check_new(folder)
     is_encoder = is_sentence_encoder(model)
@@ -237,7 +262,7 @@ def export(
             check_examples(model, given)
         report = write_folder(folder, fill, sum(parameter.nbytes for parameter in model.parameters()), only_new=True)
     said = dataclasses.replace(report, folder="this folder")  # cards are published: they name no place on this machine
-    card = served_card(model, to, said, is_encoder and tokenizer is not None)
+    card = served_card(model, to, said, is_encoder and tokenizer is not None, per_layer)
     write_file(Path(os.path.realpath(folder), README), card.encode("utf-8"))  # not in the manifest: users edit cards
     return report
 

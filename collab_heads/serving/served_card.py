@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.extras import INSTALL
 from collab_heads.base.option_values import ExportTarget
-from collab_heads.contract.registry import is_lone_decoder
+from collab_heads.contract.registry import get_adapter, is_lone_decoder
 from collab_heads.saving.card import ENCODERS, LIBRARY, NAME, TAG, VOCABULARY, base_of
 from collab_heads.sites.record import trimmed_vocabulary
 
@@ -142,6 +142,31 @@ READERS = (
 )
 
 
+OF_LAYERS = """import json
+
+import transformers
+from {module} import {layer}
+
+build = {layer}.__init__
+{layer}.__init__ = lambda self, config, layer_idx: build(self, config.per_layer_config[layer_idx], layer_idx)
+with open("{name}/config.json") as file:
+    config = transformers.{config}(**json.load(file), allow_global_per_layer_attribute_access=True)
+model = transformers.{architecture}.from_pretrained("{name}", config=config)"""
+
+
+def layer_readers(model: PreTrainedModel) -> tuple[Reader, ...]:
+    """Return what loads a checkpoint whose layers have sizes of their own: this package, or lines that build layers."""
+    adapter, kind = get_adapter(model), type(model).__name__
+    layer = type(model.base_model.get_submodule(adapter.layer_path(adapter.sites(model)[0].path)))
+    names = {"module": layer.__module__, "layer": layer.__name__, "config": type(model.config).__name__}
+    with_ours = f"import collab_heads  # {INSTALL}\nimport transformers\n\n"
+    with_ours += f"model = transformers.{kind}.from_pretrained('{NAME}')"
+    return (
+        Reader("collab_heads", ("transformers",), EVERY, with_ours),
+        Reader("transformers", ("transformers",), EVERY, OF_LAYERS.format(name=NAME, architecture=kind, **names)),
+    )
+
+
 def what_it_does(model: PreTrainedModel, is_encoder: bool) -> str:
     """Return what a model does, one of `EVERY`."""
     if is_encoder:
@@ -151,7 +176,9 @@ def what_it_does(model: PreTrainedModel, is_encoder: bool) -> str:
     return GENERATES if is_lone_decoder(model.config) else TRANSLATES
 
 
-def served_card(model: PreTrainedModel, to: ExportTarget, report: object, is_encoder: bool) -> str:
+def served_card(
+    model: PreTrainedModel, to: ExportTarget, report: object, is_encoder: bool, per_layer: bool = False
+) -> str:
     """Return the text of the card of an exported folder.
 
     Args:
@@ -159,15 +186,19 @@ def served_card(model: PreTrainedModel, to: ExportTarget, report: object, is_enc
         to: the target.
         report: of the export.
         is_encoder: whether the model is a sentence encoder, with a tokenizer.
+        per_layer: whether its config gives layers sizes of their own.
     """
     base, trimmed, kind = base_of(model.config), trimmed_vocabulary(model.config), type(model).__name__
-    library = ENCODERS if is_encoder and to != "ctranslate2" else LIBRARY if to == "transformers" else to
+    library = (
+        ENCODERS if is_encoder and to != "ctranslate2" and not per_layer else LIBRARY if to == "transformers" else to
+    )
     said: dict[str, Any] = {"library_name": library, **base, "tags": [TAG, to]}
     data = ModelCardData(**said)
     parts = [f"---\n{data.to_yaml()}\n---", f"# {base.get('base_model') or kind}, exported to {to} by collab_heads"]
     parts += [VOCABULARY.format(**trimmed)] if trimmed else []
     does = what_it_does(model, is_encoder)
-    found = [each for each in READERS if to in each.targets and does in each.does]
+    readers = layer_readers(model) if per_layer else READERS
+    found = [each for each in readers if to in each.targets and does in each.does]
     parts += ["## Load it", *(part for each in found for part in (f"### {each.name}", fenced(each, kind)))]
     return "\n\n".join([*parts, "## What was exported", f"```text\n{report}\n```"]) + "\n"
 

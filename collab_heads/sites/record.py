@@ -215,6 +215,19 @@ def forget(config: PretrainedConfig) -> None:
             delattr(config, name)
 
 
+def is_valid(config: PretrainedConfig, entries: Mapping[str, int]) -> bool:
+    """Return True if transformers accepts a config with these entries.
+
+    Llama's config, for example, needs a width that is a multiple of the heads.
+    """
+    changed = {**copy.deepcopy(config).to_dict(), **entries}
+    try:
+        type(config).from_dict(changed)
+    except Exception:  # of huggingface_hub's validation, which has its own classes
+        return False
+    return True
+
+
 def plain_path(path: str) -> str:
     """Return a path without the parts that wrappers of inner modules add to it."""
     return ".".join(part for part in path.split(".") if part not in WRAPPERS)

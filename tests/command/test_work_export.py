@@ -18,6 +18,12 @@ from collab_heads.errors import ArgumentError
         (("--to", "ctranslate2"), "ctranslate2", MissingPackageError, "need ctranslate2: pip install"),
         (("--to", "gguf"), "llama_cpp", MissingPackageError, "exports to gguf need .*llama-cpp-python: pip install"),
         (("--to", "transformers", "--int8"), "none", ArgumentError, "transformers takes no weights of eight bits"),
+        (
+            ("--to", "onnx", "--per_layer"),
+            "none",
+            ArgumentError,
+            "--per_layer: only --to transformers has configs of lay",
+        ),
     ],
 )
 def test_what_is_missing_is_said_before_a_model_is_loaded(flags, module, error, message, bert, tmp_path, monkeypatch):
@@ -26,6 +32,13 @@ def test_what_is_missing_is_said_before_a_model_is_loaded(flags, module, error, 
     with pytest.raises(error, match=message):
         commands.run("export", bert, *flags, "--output_dir", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_layers_with_sizes_of_their_own(bert, tmp_path, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(work, "export", lambda model, folder, to, **options: seen.update(options, to=to))
+    commands.run("export", bert, "--to", "transformers", "--per_layer", "--output_dir", tmp_path / "out")
+    assert seen["per_layer"] and not seen["int8"] and seen["to"] == "transformers"
 
 
 def test_an_export_is_that_of_the_library(bert, tmp_path, capsys):

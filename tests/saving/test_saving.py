@@ -1,6 +1,5 @@
 """A save that is killed leaves the old model, the new one, or a folder that refuses to load and says so."""
 
-import inspect
 import json
 import random
 import shutil
@@ -15,13 +14,13 @@ from load_without_package import refusal
 from model_runs import aligned, output
 from safetensors import SafetensorError
 from slow_cases import slow
-from transformers import AutoModel, BertForSequenceClassification, CLIPVisionModel, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModel, BertForSequenceClassification, CLIPVisionModel, LlamaForCausalLM
+from unhooked import take_off_hooks
 
 from collab_heads import fold_heads, prune_heads, prune_neurons, swap_to_gated
 from collab_heads.errors import ConfigError, OutputError
 from collab_heads.saving.marks import FUSION, SENTENCE, UNFINISHED, WEIGHTS
 from collab_heads.saving.ties import TIE, read_metadata
-from collab_heads.saving.transformers_hooks import HOOKS
 from families import FAMILIES
 
 SHARDS = {"max_shard_size": "40KB"}
@@ -75,8 +74,7 @@ def loaded(folder, inputs):
 def without_hooks(load):
     """Call a function with transformers as it is where nobody has imported the package."""
     with pytest.MonkeyPatch.context() as patch:
-        for where, name in [(PreTrainedModel, "post_init"), (PreTrainedModel, "_initialize_weights"), *HOOKS]:
-            patch.setattr(where, name, inspect.unwrap(getattr(where, name)))
+        take_off_hooks(patch)
         return load()
 
 
