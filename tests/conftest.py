@@ -16,8 +16,11 @@ import transformers
 from model_sizes import KINDS
 from transformers import PreTrainedModel
 
+from collab_heads.contract.registry import all_adapters
 from collab_heads.saving.transformers_hooks import HOOKS
 from families import FAMILIES, cannot_share, each, is_left_to_slow
+
+all_adapters()  # tests change the registry and put back what was there: it is full before the first one
 
 pytest_plugins = ("slow_cases", "slow_share", "unaligned")
 

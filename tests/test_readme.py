@@ -5,8 +5,7 @@ from importlib.util import find_spec
 import pytest
 from pages import PAGES, Page, run
 
-from collab_heads import supported_model_types
-from collab_heads.contract import registry
+from collab_heads.contract.registry import all_adapters
 
 README = PAGES["README.md"]
 
@@ -16,9 +15,8 @@ def support_table() -> str:
     lines = ["| adapter | model types | roles | collaborative | narrower queries and keys | narrower values |"]
     lines[0] += " gated | mixed | removal | neurons |"
     lines.append("|---|---|---|---|---|---|---|---|---|---|")
-    adapters = {model_type: registry._ADAPTERS[model_type] for model_type in supported_model_types()}
     served = {}
-    for adapter in adapters.values():
+    for adapter in all_adapters().values():
         served[adapter] = ""
         for entry, variants in adapter.variants.items():
             served |= {variant(): f" with `{entry}={value!r}`" for value, variant in variants.items()}

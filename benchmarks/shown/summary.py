@@ -4,7 +4,7 @@ from shown.columns import made
 from shown.records import row, rows_of, stored
 
 from collab_heads import AttentionAdapter
-from collab_heads.contract import registry
+from collab_heads.contract.registry import all_adapters
 from common import table
 
 CAPABILITIES = {
@@ -21,7 +21,7 @@ CAPABILITIES = {
 @made
 def support() -> str:
     """Return what the toolkit can do with which models, as their adapters state it."""
-    adapters = dict.fromkeys(registry._ADAPTERS[name] for name in registry.supported_model_types())
+    adapters = dict.fromkeys(all_adapters().values())
     served: list[tuple[AttentionAdapter, str]] = []
     for adapter in adapters:
         served.append((adapter, ""))
