@@ -184,7 +184,7 @@ class ModelFacts(Report):
         columns: dict[str, Cell] = {
             "role": "{.role}",
             "site": "{.path}",
-            "query/key projection": "{.kind}",
+            "query/key kind": "{.kind}",
             "heads": lambda site: of_before(site.heads, site.heads_before),
             "key heads": "{.key_heads}",
             "query/key width": "{.query_key}",
@@ -194,7 +194,7 @@ class ModelFacts(Report):
             "gates, alphas": "{.changes}",
         }
         says_something = {
-            "query/key projection": any(site.kind != "stock" for site in self.sites),
+            "query/key kind": any(site.kind != "stock" for site in self.sites),
             "key heads": any(site.key_heads != site.heads for site in self.sites),
             "cache/token": any(site.cache for site in self.sites),
             "gates, alphas": any(site.changes != "-" for site in self.sites),
