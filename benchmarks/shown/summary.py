@@ -72,6 +72,14 @@ def change(
     }
 
 
+def example() -> dict:
+    """Return the row of the README's first example."""
+    before, after = row("first_example", method="original"), row("first_example", method="half")
+    also = f"{1 - after['flips']:.0%} of the nearest ten stay".replace("%", " %")
+    name, task = "`compress`, half of the layers, the example above", "MiniLM, Python's documentation, nDCG@10"
+    return change(name, task, before, after, "nDCG@10", also=also, megabytes=(before["MB"], after["MB"]))
+
+
 def compressed(name: str, budget: float, method: str, training: str) -> dict:
     """Return the row of a MiniLM whose layers are compressed."""
     whole = {"model": "minilm", "parts": "layers", "shape": None, "sentences": 2048, "method": method, "budget": budget}
@@ -169,6 +177,7 @@ def summary() -> str:
     speeds = {n: row("pruning", model="Marian (Multi30k)", heads=n) for n in (72, 36)}
     cache = speeds[36]["cache bytes per token"] / speeds[72]["cache bytes per token"]
     rows = [
+        example(),
         compressed("half", 0.5, "refined", "none"),
         compressed("half", 0.5, "distilled", UNLABELLED),
         compressed("a third", 0.33, "distilled", UNLABELLED),
