@@ -95,6 +95,7 @@ bench: $(VENV)/.bench
 
 # compress and distill: MiniLM, Marian, T5, decoders, beside what others take; four hours, of which distillation is most
 bench-compress: $(VENV)/.bench
+	$(BIN)/python benchmarks/first_example.py
 	$(BIN)/python benchmarks/compression.py minilm marian t5
 	$(BIN)/python benchmarks/lm.py gpt2 qwen3 --steps 300
 	$(BIN)/python benchmarks/compression_speed.py

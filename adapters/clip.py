@@ -38,7 +38,14 @@ STACKS = {
 class CLIPAdapter(AttentionAdapter):
     """An adapter for CLIP and SigLIP: both stacks, or one of them."""
 
-    model_types = ("clip", "siglip", *STACKS)
+    model_types = (
+        "clip",
+        "siglip",
+        "clip_text_model",
+        "clip_vision_model",
+        "siglip_text_model",
+        "siglip_vision_model",
+    )
     paths = {r"(?:(?:text|vision)_model\.)?encoder\.layers\.(\d+)\.self_attn": "enc-self"}
     replacements = replacing(attention, modeling_clip.CLIPAttention, modeling_siglip.SiglipAttention)
     query, key, value, output, heads = "q_proj", "k_proj", "v_proj", "out_proj", "num_heads"

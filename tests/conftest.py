@@ -15,7 +15,10 @@ import transformers
 from model_sizes import KINDS
 from unhooked import take_off_hooks
 
+from collab_heads.contract.registry import all_adapters
 from families import FAMILIES, cannot_share, each, is_left_to_slow
+
+all_adapters()  # tests change the registry and put back what was there: it is full before the first one
 
 pytest_plugins = ("slow_cases", "slow_share", "unaligned")
 

@@ -133,9 +133,10 @@ def folder_pattern(folders: Sequence[str]) -> str | None:
 
 def model_types(adapter: str) -> list[str]:
     """The types of model that a file of adapters/ serves; its own name where it serves none."""
-    from collab_heads.contract.registry import _ADAPTERS
+    from collab_heads.contract.registry import all_adapters
 
-    found = [each for each, made in _ADAPTERS.items() if type(made).__module__ == f"collab_heads.adapters.{adapter}"]
+    module = f"collab_heads.adapters.{adapter}"
+    found = [each for each, made in all_adapters().items() if type(made).__module__ == module]
     return [adapter, *found]
 
 

@@ -163,6 +163,38 @@ def test_numbers_of_results_stand_in_written_tables(tables):
     assert by_hand and [(name, line) for name, line in rows if re.search(r"\b\d", line)] == []
 
 
+SCORE = re.compile(r"(?<![\d.,])(?<!Node )\d\d\.\d\d(?!\d| MB)")  # no sizes, no versions
+
+
+def strange_scores(text: str, marked: re.Pattern, elsewhere: set[str]) -> list[str]:
+    """The scores in the prose of a page that are in none of its tables.
+
+    A paragraph may link to another page with a table of them, or say that they are not stored.
+    """
+    prose = re.sub(r"^```.*?^```", "", marked.sub("", text), flags=re.DOTALL | re.MULTILINE)
+    own, found = {score for table in marked.finditer(text) for score in SCORE.findall(table[0])}, []
+    for paragraph in re.split(r"\n\s*\n|\n(?=[-|] )", prose):
+        if not re.search(r"not\s+stored|by\s+hand", paragraph):
+            known = own | elsewhere if "](" in paragraph else own
+            found += [score for score in SCORE.findall(paragraph) if score not in known]
+    return found
+
+
+def test_scores_in_prose_are_those_of_the_tables(tables):
+    """So that one quantity has one value on all pages."""
+    written = "".join(table[0] for page in PAGES.values() for table in tables.MARKED.finditer(page.text))
+    elsewhere = set(SCORE.findall(written))
+    measured = ("README.md", "docs/index.md", "docs/results/", "docs/guides/")
+    found = {
+        name: strange_scores(PAGES[name].text, tables.MARKED, elsewhere) for name in PAGES if name.startswith(measured)
+    }
+    assert len(found) > 20 and {name: scores for name, scores in found.items() if scores} == {}
+    page = "It scores 12.34 of 20 MB.\n\n<!-- table: x -->\n| 56.78 | 90.12 |\n<!-- end -->\n\nNot 56.79%s.\n"
+    assert strange_scores(page % "", tables.MARKED, {"56.79", "12.34"}) == ["12.34", "56.79"]
+    assert strange_scores(page % " [there](x.md)", tables.MARKED, {"56.79"}) == ["12.34"]
+    assert strange_scores(page % " (not stored)", tables.MARKED, set()) == ["12.34"]
+
+
 def fault(name: str, link: str) -> str:
     """Name what is wrong with a link of a page; nothing if it leads somewhere."""
     path, _, anchor = link.partition("#")

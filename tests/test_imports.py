@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -126,7 +127,7 @@ def family_imports(source: str) -> list[str]:
         if module.startswith("transformers.models"):
             found.append(module)
         elif module == "transformers" and name:
-            origin = getattr(getattr(transformers, name), "__module__", "")
+            origin = getattr(getattr(transformers, name, None), "__module__", "")  # of a submodule none
             if origin.startswith("transformers.models.") and not origin.startswith("transformers.models.auto"):
                 found.append(name)
     return found
@@ -226,6 +227,23 @@ def at_once(source: str) -> str:
 def runs_later(node: ast.AST) -> bool:
     """A function, or what only type checkers read."""
     return isinstance(node, ast.FunctionDef) or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+
+
+FRESH = """
+import sys, torch, transformers
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel
+before = set(sys.modules)
+import collab_heads
+print(*sorted(set(sys.modules) - before))
+"""
+
+
+def test_importing_the_package_imports_no_modelling_code():
+    """The rest takes a third of a second, the code of forty families a whole one."""
+    done = subprocess.run([sys.executable, "-c", FRESH], cwd=ROOT, capture_output=True, text=True, check=True)
+    added = done.stdout.split()
+    assert "collab_heads.saving.transformers_hooks" in added
+    assert [name for name in added if re.match(r"transformers\.models\.\w+\.|collab_heads\.adapters\.", name)] == []
 
 
 @cache

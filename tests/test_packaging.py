@@ -21,11 +21,12 @@ ROOT = Path(__file__).parents[1]
 FAMILIES = sorted(file.stem for file in (ROOT / "adapters").glob("*.py"))
 REPORT = """
 import collab_heads
+from collab_heads.contract.registry import all_adapters
 print(collab_heads.__file__)
 print(collab_heads.adapters.bert.__file__)
 print(",".join(collab_heads.supported_model_types()))
-found = [getattr(each, "__name__", "") for each in vars(collab_heads.adapters).values()]
-print(",".join(sorted(name.split(".")[-1] for name in found if name.startswith("collab_heads.adapters."))))
+found = {type(each).__module__ for each in all_adapters().values()}
+print(",".join(sorted(name.removeprefix("collab_heads.adapters.") for name in found)))
 """
 
 

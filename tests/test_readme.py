@@ -1,14 +1,17 @@
 """The README is the product's face: short, its tables made from the code, and each example runs by itself."""
 
+import json
+import re
+import sys
 from importlib.util import find_spec
 
 import pytest
-from pages import PAGES, Page, run
+from pages import PAGES, ROOT, Page, run
 
-from collab_heads import supported_model_types
-from collab_heads.contract import registry
+from collab_heads.contract.registry import all_adapters
 
 README = PAGES["README.md"]
+SAME = 1.0  # points of nDCG@10: a query at another rank moves it by up to 0.4, and other processors round otherwise
 
 
 def support_table() -> str:
@@ -16,9 +19,8 @@ def support_table() -> str:
     lines = ["| adapter | model types | roles | collaborative | narrower queries and keys | narrower values |"]
     lines[0] += " gated | mixed | removal | neurons |"
     lines.append("|---|---|---|---|---|---|---|---|---|---|")
-    adapters = {model_type: registry._ADAPTERS[model_type] for model_type in supported_model_types()}
     served = {}
-    for adapter in adapters.values():
+    for adapter in all_adapters().values():
         served[adapter] = ""
         for entry, variants in adapter.variants.items():
             served |= {variant(): f" with `{entry}={value!r}`" for value, variant in variants.items()}
@@ -60,6 +62,17 @@ def test_what_an_error_sends_readers_to_is_there():
     assert "[Add a family](docs/add-a-family.md)" in README.text
 
 
+FIRST = {row["method"]: row for row in json.loads((ROOT / "benchmarks/results/first_example.json").read_text())["rows"]}
+
+
+@pytest.mark.parametrize("name", ("README.md", "docs/index.md"))
+def test_the_first_example_says_what_to_expect(name):
+    """The scores that benchmarks/first_example.py measured; the slow test below runs the example."""
+    prose = re.sub(r"<!-- table:.*?<!-- end -->", "", PAGES[name].text, flags=re.DOTALL)
+    for row in FIRST.values():
+        assert f"{row['nDCG@10']:.2f}" in prose
+
+
 # what each example leaves in the folder where it runs
 LEAVES = ("minilm-half/1_Pooling/config.json", "served/model.onnx", "heads.html")
 
@@ -74,4 +87,8 @@ def test_each_example_runs_by_itself(number, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run(Page(README.name, "\n" * (line - 2) + f"```python\n{code}```\n"), network=False) == []
     assert (tmp_path / LEAVES[number]).is_file()
-    assert capsys.readouterr().out.count("\n") > 2  # something to see
+    printed = capsys.readouterr().out
+    assert printed.count("\n") > 2  # something to see
+    if number == 0 and sys.version_info[:2] == (3, 11):  # the texts of other versions differ
+        scores = [float(score) for score in re.findall(r"^(?:original|half) +(\S+)", printed, flags=re.MULTILINE)]
+        assert scores == pytest.approx([row["nDCG@10"] for row in FIRST.values()], abs=SAME)

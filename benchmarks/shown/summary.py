@@ -4,7 +4,7 @@ from shown.columns import made
 from shown.records import row, rows_of, stored
 
 from collab_heads import AttentionAdapter
-from collab_heads.contract import registry
+from collab_heads.contract.registry import all_adapters
 from common import table
 
 CAPABILITIES = {
@@ -21,7 +21,7 @@ CAPABILITIES = {
 @made
 def support() -> str:
     """Return what the toolkit can do with which models, as their adapters state it."""
-    adapters = dict.fromkeys(registry._ADAPTERS[name] for name in registry.supported_model_types())
+    adapters = dict.fromkeys(all_adapters().values())
     served: list[tuple[AttentionAdapter, str]] = []
     for adapter in adapters:
         served.append((adapter, ""))
@@ -70,6 +70,14 @@ def change(
         "training after it": training,
         "also": also,
     }
+
+
+def example() -> dict:
+    """Return the row of the README's first example."""
+    before, after = row("first_example", method="original"), row("first_example", method="half")
+    also = f"{1 - after['flips']:.0%} of the nearest ten stay".replace("%", " %")
+    name, task = "`compress`, half of the layers, the example above", "MiniLM, Python's documentation, nDCG@10"
+    return change(name, task, before, after, "nDCG@10", also=also, megabytes=(before["MB"], after["MB"]))
 
 
 def compressed(name: str, budget: float, method: str, training: str) -> dict:
@@ -169,6 +177,7 @@ def summary() -> str:
     speeds = {n: row("pruning", model="Marian (Multi30k)", heads=n) for n in (72, 36)}
     cache = speeds[36]["cache bytes per token"] / speeds[72]["cache bytes per token"]
     rows = [
+        example(),
         compressed("half", 0.5, "refined", "none"),
         compressed("half", 0.5, "distilled", UNLABELLED),
         compressed("a third", 0.33, "distilled", UNLABELLED),

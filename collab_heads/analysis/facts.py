@@ -7,6 +7,17 @@ from typing import Any
 from collab_heads.base.report import Cell, Report, table_of
 from collab_heads.heads.report import AlphaReport, GateReport
 
+# what the toolkit can do with attention and feed-forward blocks -> in words
+IN_WORDS = {
+    "collaborative": "queries and keys that heads share",
+    "per_head": "narrower queries and keys",
+    "values": "narrower values",
+    "prune": "fewer heads",
+    "neurons": "fewer neurons",
+    "gated": "gates",
+    "alpha": "mixed heads",
+}
+
 
 @dataclass(frozen=True)
 class FamilyFacts(Report):
@@ -28,10 +39,14 @@ class FamilyFacts(Report):
 
     def lines(self) -> list[str]:
         return [
-            f"{self.model_type}: {self.adapter}, {', '.join(self.roles)}",
-            f"can: {', '.join(self.capabilities) or 'nothing'}",
-            *(f"cannot: {name}: {why}" for name, why in self.why_not.items()),
+            f"{self.model_type}: attention of the roles {', '.join(self.roles)} ({self.adapter})",
+            f"possible: {in_words(self.capabilities) or 'nothing'}",
+            *(f"not possible: {IN_WORDS[name]}: {why}" for name, why in self.why_not.items()),
         ]
+
+
+def in_words(capabilities: Sequence[str]) -> str:
+    return ", ".join(words for name, words in IN_WORDS.items() if name in capabilities)
 
 
 @dataclass(frozen=True)
@@ -53,11 +68,11 @@ class FamilyList(Report):
         return {
             "model type": "{.model_type}",
             "roles": lambda family: ", ".join(family.roles),
-            "can": lambda family: ", ".join(family.capabilities),
+            "possible": lambda family: in_words(family.capabilities),
         }
 
     def closing(self) -> str:
-        return f"{len(self.families)} types; what cannot: inspect TYPE"
+        return f"{len(self.families)} types; inspect TYPE says what is not possible, and why"
 
 
 @dataclass(frozen=True)
@@ -166,18 +181,25 @@ class ModelFacts(Report):
         return ["\n\n".join("\n".join(lines) for lines in tables if lines)]
 
     def columns(self) -> dict[str, Cell]:
-        return {
+        columns: dict[str, Cell] = {
             "role": "{.role}",
             "site": "{.path}",
-            "kind": "{.kind}",
+            "query/key kind": "{.kind}",
             "heads": lambda site: of_before(site.heads, site.heads_before),
             "key heads": "{.key_heads}",
-            "query/key": "{.query_key}",
-            "value": "{.value}",
+            "query/key width": "{.query_key}",
+            "value width": "{.value}",
             "parameters": "{.parameters:,}",
-            "cache": lambda site: str(site.cache or "-"),
-            "on heads": "{.changes}",
+            "cache/token": lambda site: str(site.cache or "-"),
+            "gates, alphas": "{.changes}",
         }
+        says_something = {
+            "query/key kind": any(site.kind != "stock" for site in self.sites),
+            "key heads": any(site.key_heads != site.heads for site in self.sites),
+            "cache/token": any(site.cache for site in self.sites),
+            "gates, alphas": any(site.changes != "-" for site in self.sites),
+        }
+        return {name: cell for name, cell in columns.items() if says_something.get(name, True)}
 
     def closing(self) -> str:
         totals, share = self.totals, self.totals["parameters"] / self.parameters

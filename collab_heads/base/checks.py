@@ -11,11 +11,17 @@ from typing import Any, TypeGuard
 
 from collab_heads.errors import ArgumentError
 
+# how alike two names must be, by difflib; at 0.6 "tensorrt" would be near to "transformers"
+NEAR, BEGINS_NEAR = 0.65, 0.85
+
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return " (did you mean 'x'?)" for the nearest known name, or an empty string."""
-    near = difflib.get_close_matches(str(name), list(known), n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    """Return " (did you mean 'x'?)" for the known name that is nearest, or has the nearest beginning; else nothing."""
+    names = list(known)
+    begun = {each[: len(str(name)) + 1]: each for each in names}
+    near = difflib.get_close_matches(str(name), begun, n=1, cutoff=BEGINS_NEAR)
+    near = near or difflib.get_close_matches(str(name), names, n=1, cutoff=NEAR)
+    return f" (did you mean {begun.get(near[0], near[0])!r}?)" if near else ""
 
 
 def missing_folder(name: str) -> str:

@@ -49,6 +49,17 @@ def table_of(columns: Mapping[str, Cell], entries: Sequence[Any], closing: str =
     return text_table(list(columns), [[cell(entry) for cell in cells] for entry in entries], closing)
 
 
+def cache_column(sites: Sequence[Any]) -> dict[str, Cell]:
+    """Return the column of elements cached per token, before and after; none unless decoders are among the sites."""
+    has_cache = any(site.cache_before and site.role.startswith("dec") for site in sites)
+    return {"cache/token": "{0.cache_before} -> {0.cache_after}"} if has_cache else {}
+
+
+def for_people(cost: float) -> str:
+    """Format a cost: a whole number from 1,000 on, else three digits."""
+    return f"{cost:,.0f}" if cost >= 1000 else f"{cost:.3g}"
+
+
 def of_fields(instance: Any) -> dict[str, Any]:
     """Return the fields of a dataclass, ready for JSON."""
     return {field.name: plain(getattr(instance, field.name)) for field in dataclasses.fields(instance)}

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from collab_heads.base.report import Cell, Report, change
+from collab_heads.base.report import Cell, Report, cache_column, change
 from collab_heads.fitting.kinds import FITS
 from collab_heads.fitting.widths import HEAD_MULTIPLE
 from collab_heads.sites.site import Role
@@ -90,7 +90,7 @@ class SwapReport(Report):
             "output error": output_error,
             **(values if has_values else {}),
             "parameters" if has_values else "q/k parameters": "{0.parameters_before:,} -> {0.parameters_after:,}",
-            "cache/token": "{0.cache_before} -> {0.cache_after}",
+            **cache_column(self.sites),
             "seconds": "{.seconds:.2f}",
         }
 
@@ -105,7 +105,7 @@ class SwapReport(Report):
             if rounded := [site for site in sites if site.dim != site.dim_asked]:
                 pairs = ", ".join(sorted({f"{site.dim_asked} to {site.dim}" for site in rounded}))
                 notes.append(f"note: {FITS[kind].width_rule}; rounded up: {pairs}")
-            if grown := [site for site in sites if site.cache_after > site.cache_before]:
+            if grown := [site for site in sites if site.cache_after > site.cache_before and cache_column([site])]:
                 more = f"{len(grown)} site(s) cache more per token than the original"
                 notes.append(f"note: {more}: {FITS[kind].cache_rule}")
         if rounded := [site for site in self.sites if site.dim_value != site.dim_value_asked]:

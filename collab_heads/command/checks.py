@@ -462,5 +462,5 @@ def reserving(args: Namespace) -> Iterator[None]:
 def check_new_model(args: Namespace) -> None:
     """Check that `--output_dir` is given and free."""
     if args.output_dir is None:
-        raise ArgumentError("--output_dir is missing: a new folder for the changed model")
+        raise ArgumentError("--output_dir is missing: name a new folder for the result")
     check_output_dir(Path(args.output_dir))

@@ -14,7 +14,7 @@ import torch
 from collab_heads.base.checks import check_choice, is_count, is_index, is_number, size_in_bytes
 from collab_heads.base.option_values import BITS, MODEL_SHAPES, FeedForwardRole, ModelShape, SitePart, TableRole
 from collab_heads.base.progress import progress_bar
-from collab_heads.base.report import text_table
+from collab_heads.base.report import for_people, text_table
 from collab_heads.compression.fitting import fit_choices, fitted_error
 from collab_heads.compression.measurements import Measurements
 from collab_heads.compression.measures import UNITS, Measure
@@ -359,7 +359,7 @@ class CompressionPlan:
                 rows.append([f"{budget:.2f}", f"{self.predicted(choices):.4f}", *spread(self.sites, choices)])
         header = ["budget", "predicted error", *(part.heading for part in PARTS.values())]
         header += ["bits"] if self.options.has_bits else []
-        last = f"budgets are shares of {self.whole:,.6g} {UNITS[self.of]}; the smallest is {self.least:.3f}"
+        last = f"budgets are shares of {for_people(self.whole)} {UNITS[self.of]}; the smallest is {self.least:.3f}"
         return text_table(header, rows, last)
 
 

@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from functools import partial
 
 from collab_heads.base.option_values import FeedForwardRole, SitePart, TableRole
-from collab_heads.base.report import SAME_TEXTS, Cell, Report, loss_in_words, of_fields, table_of
+from collab_heads.base.report import (
+    SAME_TEXTS,
+    Cell,
+    Report,
+    cache_column,
+    for_people,
+    loss_in_words,
+    of_fields,
+    table_of,
+)
 from collab_heads.compression.measures import UNITS, Measure
 from collab_heads.compression.parts.table import PARTS
 from collab_heads.model.site_size import FLOAT
@@ -119,9 +128,11 @@ class CompressReport(Report):
             f"model: {parameters} ({share:+.1%}), {before} -> {after} MB, {self.operations_share:.1%} of its "
             f"multiplications; {self.seconds:.1f} s"
         )
+        shown = [each for each in self.costs if each != "cache" or cache_column(self.sites)]
         costs = [
-            f"{UNITS[measure]}: {cost.before:,.6g} -> {cost.after:,.6g} ({cost.share:.1%})"
+            f"{UNITS[measure]}: {for_people(cost.before)} -> {for_people(cost.after)} ({cost.share:.1%})"
             for measure, cost in self.costs.items()
+            if measure in (self.of, *shown)
         ]
         error = f"error of the output: predicted {self.predicted_error:.4f}, measured {self.measured_error:.4f}"
         if self.validation_error is not None:
@@ -164,7 +175,6 @@ class CompressReport(Report):
 
 
 def columns_of(sites: Sequence[CompressedSite]) -> dict[str, Cell]:
-    has_cache = any(site.cache_before for site in sites)
     has_bits = any(site.bits_after != site.bits_before for site in sites)
     return {
         "site": "{.path}",
@@ -172,7 +182,7 @@ def columns_of(sites: Sequence[CompressedSite]) -> dict[str, Cell]:
         **{PARTS[name].column: partial(cell_of, name) for name in sites[0].sizes},
         "parameters": "{0.parameters_before:,} -> {0.parameters_after:,}",
         **({"bits": "{0.bits_before} -> {0.bits_after}"} if has_bits else {}),
-        **({"cache/token": "{0.cache_before} -> {0.cache_after}"} if has_cache else {}),
+        **cache_column(sites),
         "adds to error": "{.predicted_error:.4f}",
     }
 

@@ -1,5 +1,8 @@
 """The registry of adapters, and their lookup by model type."""
 
+from collections.abc import Iterable
+from importlib import import_module
+
 from transformers import PretrainedConfig, PreTrainedModel
 
 from collab_heads.base.arguments import checking_arguments
@@ -11,6 +14,17 @@ from collab_heads.errors import ArgumentError, UnsupportedModelError
 from collab_heads.sites.record import CollabConfig, kept_heads
 
 _ADAPTERS: dict[str, AttentionAdapter] = {}
+_MODULES: dict[str, str] = {}  # model type -> the module that registers its adapter when it is imported
+
+
+def register_later(module: str, model_types: Iterable[str]) -> None:
+    """Name a module that registers adapters: it is imported when one of its model types is asked for.
+
+    Args:
+        module: its full name.
+        model_types: all that its adapters serve.
+    """
+    _MODULES.update(dict.fromkeys(model_types, module))
 
 
 def register(adapter: type[AttentionAdapter]) -> type[AttentionAdapter]:
@@ -32,23 +46,32 @@ def register(adapter: type[AttentionAdapter]) -> type[AttentionAdapter]:
         made = adapter()
     except TypeError as error:
         raise ArgumentError(f"{name} cannot be made without arguments, which an adapter has to be: {error}") from error
+    for module in {_MODULES[each] for each in types if each in _MODULES} - {adapter.__module__}:
+        import_module(module)  # imported later, it would replace this adapter
     _ADAPTERS.update(dict.fromkeys(types, made))
     return adapter
 
 
+def all_adapters() -> dict[str, AttentionAdapter]:
+    """Return model type -> adapter, sorted; imports the modelling code of every family, in about a second."""
+    for module in set(_MODULES.values()):
+        import_module(module)
+    return {name: _ADAPTERS[name] for name in sorted(_ADAPTERS)}
+
+
 def blueprints() -> dict[str, Blueprint]:
     """Return the blueprints of the model types that can be made from sizes."""
-    return {name: blueprint for adapter in _ADAPTERS.values() for name, blueprint in adapter.blueprints.items()}
+    return {name: made for adapter in all_adapters().values() for name, made in adapter.blueprints.items()}
 
 
 def image_blueprints() -> dict[str, ImageBlueprint]:
     """Return the blueprints of the model types that read images and can be made from sizes."""
-    return {name: blueprint for adapter in _ADAPTERS.values() for name, blueprint in adapter.image_blueprints.items()}
+    return {name: made for adapter in all_adapters().values() for name, made in adapter.image_blueprints.items()}
 
 
 def supported_model_types() -> list[str]:
     """Return the values of `config.model_type` that have an adapter, sorted."""
-    return sorted(_ADAPTERS)
+    return sorted(_ADAPTERS.keys() | _MODULES.keys())
 
 
 def adapter_for_config(config: PretrainedConfig) -> AttentionAdapter:
@@ -58,7 +81,7 @@ def adapter_for_config(config: PretrainedConfig) -> AttentionAdapter:
         UnsupportedModelError: if there is none; the message lists the supported types and, where known, the reason.
     """
     model_type, known = config.model_type, supported_model_types()
-    if found := _ADAPTERS.get(model_type):
+    if found := known_adapter(config):
         return found.variant(config)
     check_custom_code(model_type, getattr(config, "auto_map", None))
     raise UnsupportedModelError(
@@ -78,7 +101,7 @@ def check_custom_code(model_type: str | None, auto_map: object) -> None:
     Raises:
         UnsupportedModelError: if there are such classes, and its type has no adapter.
     """
-    if auto_map and model_type not in _ADAPTERS:
+    if auto_map and model_type not in supported_model_types():
         raise UnsupportedModelError(
             f"model type {model_type!r} is not supported: its attention is code that comes with the "
             "model, no adapter knows it, with trust_remote_code or without. An adapter of your own can teach the "
@@ -95,17 +118,19 @@ def is_lone_decoder(config: PretrainedConfig) -> bool:
 
 def known_adapter(config: PretrainedConfig) -> AttentionAdapter | None:
     """Return the registered adapter of a model type, None where there is none."""
+    if config.model_type not in _ADAPTERS and config.model_type in _MODULES:
+        import_module(_MODULES[config.model_type])
     return _ADAPTERS.get(config.model_type)
 
 
 def gguf_model_types() -> list[str]:
     """Return the model types that llama.cpp runs, by their adapters, sorted."""
-    return sorted(name for name, adapter in _ADAPTERS.items() if adapter.gguf is not None)
+    return [name for name, adapter in all_adapters().items() if adapter.gguf is not None]
 
 
 def layered_model_types() -> list[str]:
     """Return the model types whose layers can have configs of their own, by their adapters, sorted."""
-    return sorted(name for name, adapter in _ADAPTERS.items() if adapter.layer_configs)
+    return [name for name, adapter in all_adapters().items() if adapter.layer_configs]
 
 
 def ctranslate2_form(config: PretrainedConfig) -> CTranslate2Form:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from collab_heads.base.report import Cell, Report, change, loss_in_words
+from collab_heads.base.report import Cell, Report, cache_column, change, loss_in_words
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class PruneReport(Report):
             "role": "{.role}",
             "heads": "{0.heads_before} -> {0.heads_after}",
             "parameters": "{0.parameters_before:,} -> {0.parameters_after:,}",
-            "cache/token": "{0.cache_before} -> {0.cache_after}",
+            **cache_column(self.sites),
             "kept": lambda site: listed(site.kept),
         }
 

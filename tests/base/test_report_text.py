@@ -1,6 +1,8 @@
+from types import SimpleNamespace
+
 import pytest
 
-from collab_heads.base.report import portable_name
+from collab_heads.base.report import cache_column, for_people, portable_name
 
 
 @pytest.mark.parametrize(
@@ -17,3 +19,20 @@ from collab_heads.base.report import portable_name
 )
 def test_folders_of_a_machine_have_a_name_of_two_parts(name, expected):
     assert portable_name(name) == expected
+
+
+def test_costs_are_written_out():
+    assert [for_people(cost) for cost in (10637600.0, 4.09498e11, 1000, 999.4, 0.01234)] == [
+        "10,637,600",
+        "409,498,000,000",
+        "1,000",
+        "999",
+        "0.0123",
+    ]
+
+
+@pytest.mark.parametrize(
+    "role, cached, shown", (("dec-self", 512, True), ("enc-self", 512, False), ("dec-ffn", 0, False))
+)
+def test_only_decoders_have_a_column_of_their_cache(role, cached, shown):
+    assert bool(cache_column([SimpleNamespace(role=role, cache_before=cached)])) is shown

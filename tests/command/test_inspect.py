@@ -36,7 +36,12 @@ def test_a_stock_model(bert, capsys):
     assert [site.path for site in found.sites] == [FIRST, SECOND]
     assert all(site.kind == "stock" and site.query_key == site.value == 32 for site in found.sites)
     assert found.totals["parameters"] == 2 * 4 * (32 * 32 + 32) and found.totals["cache"] == 0
-    assert "bert: BertAdapter" in said and "8 heads, 8,448 parameters of attention" in said
+    assert "bert: attention of the roles enc-self, dec-self, dec-enc (BertAdapter)" in said
+    assert (
+        "possible: queries and keys that heads share, narrower queries and keys, narrower values, fewer heads" in said
+    )
+    assert "role site heads query/key width value width parameters" in " ".join(said.split())  # and nothing that is "-"
+    assert "8 heads, 8,448 parameters of attention" in said
 
 
 def test_feed_forward_blocks_have_a_table_of_their_own(bert, tmp_path, capsys):
@@ -78,8 +83,9 @@ def test_every_change_is_seen_without_the_weights(bert, tmp_path, monkeypatch):
     assert commands.run("inspect", tmp_path).sites[0].open is None
 
 
-def test_a_decoder_has_a_cache(marian):
+def test_a_decoder_has_a_cache(marian, capsys):
     found = commands.run("inspect", marian)
+    assert "cache/token" in capsys.readouterr().out
     roles = {site.role: site.cache for site in found.sites}
     assert roles["enc-self"] == 0 and roles["dec-self"] > 0 and roles["dec-enc"] > 0
     assert found.totals["cache"] == sum(site.cache for site in found.sites)
@@ -89,7 +95,7 @@ def test_a_type_says_what_works_with_it(capsys):
     for name in ("llama", "t5"):
         adapter = commands.run("inspect", name)
         assert set(adapter.capabilities) | set(adapter.why_not) >= {"prune", "collaborative"}
-    assert "cannot: collaborative: " in capsys.readouterr().out
+    assert "not possible: queries and keys that heads share: rotary positions" in capsys.readouterr().out
     assert main.main(["inspect", "--json"]) == 0
     assert list(json.loads(capsys.readouterr().out)) == supported_model_types()
 

@@ -276,7 +276,7 @@ def test_a_file_of_flags_in_yaml_as_the_line_would_have_them(tmp_path):
         ({"bugdet": 1}, ArgumentError, r"unknown flag in .*x.json: 'bugdet' \(did you mean 'budget'\?\)"),
         ({"fp16": True}, ArgumentError, "unknown flag in .*x.json: 'fp16'"),
         ({"plan": "yes"}, ArgumentError, "x.json: plan: 'yes' is not true or false"),
-        ({"budget": "much"}, ArgumentError, "x.json: budget: could not convert"),
+        ({"budget": "much"}, ArgumentError, "x.json: budget: .much. must be a size such as"),
         ({"budget": -1}, ArgumentError, "x.json: budget: -1 must be a finite number"),
         ({"budget": [1]}, ArgumentError, r"x.json: budget: \[1\] is not one value"),
         ({"of": True}, ArgumentError, "x.json: of: true is not a value"),

@@ -102,3 +102,10 @@ def test_a_budget_of_what_the_sites_have_none_of_is_refused():
     with refused(model, ArgumentError, "of='cache'", "have none of it"):
         compress(model, batches_of(MARIAN), 0.5, of="cache", sites="enc-self")
     assert "cached elements" not in str(compress(model, batches_of(MARIAN), 0.5, sites="enc-self", **QUICK))
+
+
+def test_only_a_decoder_has_a_cache_to_report():
+    encoder, translator = (str(compress(each.build(), batches_of(each), 0.5, **QUICK)) for each in (BERT, MARIAN))
+    for word in ("cached elements of layers", "cache/token"):
+        assert word not in encoder and word in translator
+    assert "e+0" not in encoder + translator

@@ -1,5 +1,11 @@
 """A user's own adapter, written outside the package, and what the lookup says about models it does not know."""
 
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from model_configs import albert_config
@@ -29,6 +35,8 @@ from collab_heads.layers.attention import attend, cached_key_value
 from collab_heads.layers.layout import widths
 from collab_heads.layers.query_key import split_heads
 from families import FAMILIES, make
+
+ROOT = Path(__file__).parents[2]
 
 
 class CollaborativeSplinterSelfAttention(SplinterSelfAttention):
@@ -180,6 +188,63 @@ def test_lookup():
     assert get_adapter(model, instance) is instance
     assert {"bert", "marian", "t5"} <= set(supported_model_types())
     assert supported_model_types() == sorted(supported_model_types())
+
+
+def test_model_types_are_read_from_the_files_as_they_register_them():
+    registered = {name: type(each).__module__ for name, each in registry.all_adapters().items()}
+    assert registered == registry._MODULES and len(registered) > 30
+
+
+FRESH = """
+import pickle, sys
+from concurrent.futures import ThreadPoolExecutor
+from transformers import AutoConfig
+import collab_heads
+from collab_heads.contract.registry import adapter_for_config
+"""
+LATER = {
+    "models load, copy and pickle": """
+from transformers import BertModel
+loaded = pickle.load(open("model.pickle", "rb"))
+print(type(loaded.bert.encoder.layer[0].attention.self).__name__)
+print(type(BertModel.from_pretrained("saved").encoder.layer[0].attention.self).__module__)
+""",
+    "each file by name": """
+print(collab_heads.adapters.bert.BertAdapter.__name__, hasattr(collab_heads.adapters, "nothing"))
+from collab_heads.adapters import marian
+print(marian.__name__)
+""",
+    "at the same time": """
+with ThreadPoolExecutor(4) as pool:
+    configs = map(AutoConfig.for_model, ("bert", "roberta", "electra", "camembert"))
+    found = list(pool.map(adapter_for_config, configs))
+print(len(set(map(id, found))), type(found[0]).__name__)
+""",
+    "an own adapter stays": """
+class Own(collab_heads.AttentionAdapter):
+    model_types = ("bert",)
+collab_heads.register(Own)
+print(*(type(adapter_for_config(AutoConfig.for_model(name))).__name__ for name in ("bert", "roberta", "bert")))
+""",
+}
+PRINTED = {
+    "models load, copy and pickle": "CollaborativeBertSelfAttention collab_heads.adapters.bert",
+    "each file by name": "BertAdapter False collab_heads.adapters.marian",
+    "at the same time": "1 BertAdapter",
+    "an own adapter stays": "Own BertAdapter Own",
+}
+
+
+@pytest.mark.parametrize("what", LATER)
+def test_files_of_families_are_imported_when_they_are_needed(what, tmp_path):
+    model = FAMILIES["bert"].build()
+    swap_to_collaborative(model, dim_shared_query_key=16)
+    model.save_pretrained(tmp_path / "saved")
+    (tmp_path / "model.pickle").write_bytes(pickle.dumps(model))
+    command = [sys.executable, "-c", FRESH + LATER[what]]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == PRINTED[what].split(), done.stderr
 
 
 def test_sites_of_an_own_adapter():

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from collab_heads.base import option_values
-from collab_heads.base.checks import check_choice, size_in_bytes
+from collab_heads.base.checks import did_you_mean, size_in_bytes
 from collab_heads.base.extras import check_extra
 from collab_heads.base.option_values import ROLES
 from collab_heads.errors import ArgumentError, DataError
@@ -153,13 +153,19 @@ class Parser(argparse.ArgumentParser):
         for each in flags:
             if not each.startswith("-"):
                 raise ArgumentError(f"unexpected argument {each!r}")
-            check_choice("flag", each.split("=")[0], self._option_string_actions)
+            self.check_name("flag", each.split("=")[0], self._option_string_actions)
+
+    @staticmethod
+    def check_name(what: str, name: str, known: Iterable[str]) -> None:
+        """Raise ArgumentError unless a flag is known: there are too many to list them."""
+        if name not in known:
+            raise ArgumentError(f"unknown {what} {name!r}{did_you_mean(name, known)}; --help shows all")
 
     def take_defaults(self, file: str) -> None:
         """Read a file of flags; its values replace the defaults, and flags of the command line override them."""
         known = {action.dest: action for action in self._actions if action.dest != "help"}
         for name, value in read_flags(file).items():
-            check_choice(f"flag in {file}:", name, known)
+            self.check_name(f"flag in {file}:", name, known)
             action = known[name]
             if value is None:
                 continue
@@ -315,8 +321,10 @@ def positive(text: str) -> float:
 
 def share_or_size(text: str) -> float | str:
     """Parse a number above 0, or a size such as 10MB."""
-    if not text.strip().endswith("B"):
+    try:
         return positive(text)
+    except ValueError:
+        pass
     try:
         size_in_bytes(text)
     except ArgumentError as error:

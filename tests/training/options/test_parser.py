@@ -1,9 +1,11 @@
 """The parser: what --help says, and which values name files."""
 
+from argparse import ArgumentTypeError
+
 import pytest
 
 from collab_heads.command import main
-from collab_heads.training.options.parser import Parser, count, input_paths, path, stored_value
+from collab_heads.training.options.parser import Parser, count, input_paths, path, share_or_size, stored_value
 
 
 @pytest.mark.parametrize("command", main.COMMANDS)
@@ -42,3 +44,9 @@ def test_values_that_name_files():
     assert input_paths(args) == ["a", "b", "c"]
     stored = stored_value([args.one, *args.some, args.text])
     assert [type(each) for each in stored] == [str] * 4
+
+
+def test_a_budget_is_a_share_or_a_size():
+    assert (share_or_size("0.5"), share_or_size("10MB")) == (0.5, "10MB")
+    with pytest.raises(ArgumentTypeError, match=r"'50%' must be a size such as '10MB' .*, or a share such as 0\.5"):
+        share_or_size("50%")
