@@ -6,7 +6,7 @@ import commands
 import pytest
 
 from collab_heads.base.extras import MissingPackageError
-from collab_heads.command import work
+from collab_heads.command import serving
 from collab_heads.errors import ArgumentError
 
 
@@ -28,7 +28,7 @@ from collab_heads.errors import ArgumentError
 )
 def test_what_is_missing_is_said_before_a_model_is_loaded(flags, module, error, message, bert, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr(work, "load", lambda args: pytest.fail("it is loaded"))
+    monkeypatch.setattr(serving, "load", lambda args: pytest.fail("it is loaded"))
     with pytest.raises(error, match=message):
         commands.run("export", bert, *flags, "--output_dir", tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -36,7 +36,7 @@ def test_what_is_missing_is_said_before_a_model_is_loaded(flags, module, error, 
 
 def test_layers_with_sizes_of_their_own(bert, tmp_path, monkeypatch):
     seen = {}
-    monkeypatch.setattr(work, "export", lambda model, folder, to, **options: seen.update(options, to=to))
+    monkeypatch.setattr(serving, "export", lambda model, folder, to, **options: seen.update(options, to=to))
     commands.run("export", bert, "--to", "transformers", "--per_layer", "--output_dir", tmp_path / "out")
     assert seen["per_layer"] and not seen["int8"] and seen["to"] == "transformers"
 
