@@ -15,7 +15,7 @@ from transformers import (
 
 from collab_heads.analysis.roles.treebank import longest_input
 from collab_heads.base.extras import check_extra
-from collab_heads.command.checks import file_and_weight
+from collab_heads.command.places import file_and_weight
 from collab_heads.command.texts import drawn, read_data
 from collab_heads.contract.registry import adapter_for_config, get_adapter
 from collab_heads.data.batches import Collate, check_room, chunked, longest_first, tokenize, with_padding

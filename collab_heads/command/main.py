@@ -18,8 +18,8 @@ from typing import Any
 
 from collab_heads.base.checks import check_choice
 from collab_heads.base.command_start import INTERRUPTED, change_handler, leave
-from collab_heads.command.checks import reserving
 from collab_heads.command.flags import COMMANDS
+from collab_heads.command.places import reserving
 from collab_heads.command.shared_flags import JSON, QUIET
 from collab_heads.errors import ArgumentError, CollabHeadsError, LoadError
 from collab_heads.training.options.parser import Parser

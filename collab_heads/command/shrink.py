@@ -19,9 +19,9 @@ from transformers import AutoConfig
 import collab_heads
 from collab_heads.base.extras import EXTRAS
 from collab_heads.base.report import Report
-from collab_heads.command.checks import file_and_weight
 from collab_heads.command.flags import COMMANDS
 from collab_heads.command.inputs import generated, load
+from collab_heads.command.places import file_and_weight
 from collab_heads.command.serving import run_export
 from collab_heads.command.texts import read_data
 from collab_heads.command.work import distill_on, run_compress, run_trim, write_model

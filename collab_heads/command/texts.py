@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from collab_heads.base.checks import shortened
-from collab_heads.command.checks import file_and_weight
+from collab_heads.command.places import file_and_weight
 from collab_heads.data.parallel import Pairs, columns_of, read_lines, read_two, without_empty
 from collab_heads.data.tables import TABLES, is_table, read_table
 from collab_heads.errors import ArgumentError, DataError
