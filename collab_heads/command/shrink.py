@@ -85,7 +85,7 @@ class ShrinkReport(Report):
         return f"{duration(sum(each.seconds for each in self.steps))} in all"
 
     def remarks(self):
-        return [] if self.scores is None else ["", str(self.scores)]
+        return [] if self.scores is None else [f"\n{self.scores}"]
 
 
 def run_shrink(args: Namespace) -> ShrinkReport:
