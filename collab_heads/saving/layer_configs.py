@@ -34,8 +34,9 @@ MOST = 4096  # heads of a layer; beyond any model
 
 def read_config(stock: Callable, config_class: type[PretrainedConfig], config_dict: dict, **kwargs: Any) -> Any:
     """Make a config from a dict. Sizes of layers are checked first and set last: some classes refuse to be made."""
-    adapter, given = reader(config_class), config_dict.get(LAYERS)
-    if adapter is None or given is None:
+    given = config_dict.get(LAYERS)
+    adapter = None if given is None else reader(config_class)  # imports the modelling code of the family
+    if adapter is None:
         return stock(config_class, config_dict, **kwargs)
     plain = {name: value for name, value in config_dict.items() if name != LAYERS}
     found = stock(config_class, plain, **kwargs)
