@@ -71,9 +71,10 @@ def write_layers(layers: OpenLayers, folder: Path) -> tuple[str, ...]:
     first = sizes[0]
     if all(each == first for each in sizes.values()) and is_valid(config, first):
         config.update(first)
-    twin = layered_twin(layers, sizes)
+    twin = OpenLayers.of(layered_twin(layers, sizes), adapter)
+    stock = {site.path: site for site in twin.attention}
     for site, kept in heads.items():
-        restore_heads(site, twin, kept)
+        restore_heads(site, stock[site.path], kept)
         if zeros := len(kept) - site.num_heads:
             notes.append(f"{site.path}: heads of zeros: {zeros} of {len(kept)}")
     for block in layers.feed_forwards:
@@ -136,17 +137,17 @@ def layered_twin(layers: OpenLayers, sizes: Mapping[int, Mapping[str, int]]) -> 
     return twin
 
 
-def restore_heads(site: OpenSite, twin: PreTrainedModel, kept: Sequence[int]) -> None:
+def restore_heads(site: OpenSite, stock: OpenSite, kept: Sequence[int]) -> None:
     """Turn a site into a stock one with some heads, of which those that it lacks are zeros, in place."""
     if isinstance(site.output, HeadOutputProjection):
         fold_output(site.output)
     if site.query_key is not None:  # it holds stock weights
         apply_state(site, replace(site.state, query_key=None, gates=None, alphas=False))
     if tuple(kept) != site.head_numbers:
-        stock, like, places = twin.base_model.get_submodule(site.path), like_those_of(site), places_in(site, kept)
-        stock.to(like.dtype).to_empty(device=like.device)
-        restore_output(site.output, places, len(kept), site.adapter.output_projection(twin, site.site), like)
-        site.adapter.restore(site.module, stock, places)
+        like, places = like_those_of(site), places_in(site, kept)
+        stock.module.to(like.dtype).to_empty(device=like.device)
+        restore_output(site.output, places, len(kept), stock.output, like)
+        site.adapter.restore(site.module, stock.module, places)
 
 
 def places_in(site: OpenSite, kept: Sequence[int]) -> list[int]:
