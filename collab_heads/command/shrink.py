@@ -127,7 +127,7 @@ def run_shrink(args: Namespace) -> ShrinkReport:
 
 
 class KeptSteps:
-    """What the steps of a run have made, in a folder that is deleted when all are done.
+    """Keep the results of the steps of a run in a folder that is deleted when all are done.
 
     Args:
         folder: holds a folder for each step, and the record of those that are done.

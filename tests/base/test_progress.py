@@ -195,7 +195,7 @@ def test_nothing_else_draws_bars():
 
 
 def written(monkeypatch, stream, work, *, show=True):
-    """What a command writes while it works, with a line every twentieth of a second."""
+    """Return the lines that a command writes while it works, one every twentieth of a second."""
     monkeypatch.setattr(progress, "SECONDS", 0.05)
     monkeypatch.setattr(sys, "stderr", stream)
     before = logging.is_progress_bar_enabled()

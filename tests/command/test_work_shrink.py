@@ -105,7 +105,7 @@ def test_a_recipe_repeats_a_model_also_in_a_run_that_was_killed(whole, tmp_path,
 
 
 def copied(args, source, measurements, place):
-    """What stands for the step that compresses, where that is not what a test is about."""
+    """Stand in for the step that compresses."""
     BertModel.from_pretrained(source).save_pretrained(place)
     AutoTokenizer.from_pretrained(source).save_pretrained(place)
 
@@ -198,7 +198,7 @@ def test_a_pipe_is_refused(bert, tmp_path):
 
 
 class Hub:
-    """What of huggingface_hub's HfApi is used."""
+    """Stand in for HfApi of huggingface_hub."""
 
     def __init__(self):
         self.calls = []

@@ -1,4 +1,4 @@
-"""What is for transformers.js: its names, its layout; test_in_node.py runs it there."""
+"""The target transformers.js: names and layout; test_in_node.py runs such a folder there."""
 
 import pytest
 import torch

@@ -34,7 +34,7 @@ TEXTS = ["A man is playing a guitar.", "Short", "Ein Satz auf Deutsch: äöü.",
 
 
 def in_node(code, place, folder, made="sentence_embedding.tolist()[0]"):
-    """What code for Node that names a place makes of each text."""
+    """Run code for Node on each text, in a folder in place of the one that it names; return the results."""
     code = re.sub(r"import (\{.*?\}) from (.*?);", rf"const \1 = createRequire({json.dumps(FOLDER + '/')})(\2);", code)
     code = code.replace(place, str(folder)).replace('["A sentence."]', "[each]")
     first, last = code.split("const inputs")
