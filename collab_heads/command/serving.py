@@ -61,11 +61,8 @@ def run_encode(args: Namespace) -> dict:
 
 def run_generate(args: Namespace) -> dict:
     """Write the translation, or the continuation, of each line of a file, and return how many there are."""
-    lines, served = read_lines(Path(args.file)), is_exported(args.model)
-    model: Any = load_exported(args.model) if served else None
-    tokenizer: Any = load_tokenizer(args.model, {}) if served else None
-    if not served:
-        model, tokenizer, _ = load(args)
+    lines = read_lines(Path(args.file))
+    model, tokenizer = opened(args)
     if not model.can_generate():
         raise UnsupportedModelError(
             f"{args.model} generates no text: give a translation model or a language model, with its head"
@@ -81,6 +78,13 @@ def run_generate(args: Namespace) -> dict:
     write_file(args.output, "".join(f"{' '.join(text.splitlines())}\n" for text in found).encode())
     print(f"{len(found):,} texts: {args.output}")
     return {"texts": len(found), "output": str(args.output)}
+
+
+def opened(args: Namespace) -> tuple[Any, Any]:
+    """Return the model that the flags name, stock, changed or exported, and its tokenizer."""
+    if is_exported(args.model):
+        return load_exported(args.model), load_tokenizer(args.model, {})
+    return load(args)[:2]
 
 
 def continued(args: Namespace, model: Any, tokenizer: Any, line: str) -> str:

@@ -17,6 +17,7 @@ from huggingface_hub import HfApi
 from transformers import AutoConfig
 
 import collab_heads
+from collab_heads.base.checks import is_number
 from collab_heads.base.extras import EXTRAS
 from collab_heads.base.report import Report
 from collab_heads.command.flags import COMMANDS
@@ -31,17 +32,19 @@ from collab_heads.evaluation.report import EvaluationReport
 from collab_heads.evaluation.task import Limits
 from collab_heads.files.atomic import write_json
 from collab_heads.files.checkpoint import check_same_run
-from collab_heads.files.folders import MANIFEST, beside, digest, write_folder
+from collab_heads.files.folders import MANIFEST, beside, digest, is_whole, write_folder
 from collab_heads.files.reading import parse_json, read_text
 from collab_heads.saving.card import complete
 from collab_heads.saving.loading import load_or_explain
 from collab_heads.serving.export import TARGETS
+from collab_heads.sites.state import expect
 from collab_heads.training.options.parser import stored_value
 
 UNFINISHED = ".unfinished"
 RECIPE, RECORD, MEASURED = "recipe.json", "shrink.json", "measured.json"
 SCORED = ("onnx", "openvino")  # targets whose models `evaluate` runs
 BASELINE = "original in int8"
+NAMES = ("trimmed", "compressed", "distilled", *TARGETS, BASELINE)  # of steps
 OF_STEPS = ("trim.json", "compression.json", "compression.png", "compression.svg")  # what earlier steps write, too
 OF_RUN = ("output_dir", "push")  # flags that a recipe does not hold
 BASE = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "accelerate")
@@ -156,7 +159,7 @@ class KeptSteps:
         try:
             record = parse_json(read_text(self.folder / RECORD))
             check_same_run(self.folder, {**record["more"], **record["recipe"]}, {**self.more, **self.recipe})
-            self.steps = {each["name"]: Step(**each) for each in record["steps"]}
+            self.steps = {each["name"]: checked(Step(**each)) for each in record["steps"]}
         except OutputError as error:  # of another run
             raise OutputError(f"{error}, {way_out}") from error
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -171,7 +174,7 @@ class KeptSteps:
     def folder_of(self, name: str, work: Callable[[str], object]) -> str:
         """Return the folder of a step, after its work if that is not done yet."""
         place = self.folder / name
-        if name not in self.steps:
+        if name not in self.steps or not is_whole(place):
             print(f"\n{name}", flush=True)
             shutil.rmtree(place, ignore_errors=True)  # written, but not noted
             started = time.perf_counter()
@@ -180,6 +183,15 @@ class KeptSteps:
             self.steps[name] = Step(name, time.perf_counter() - started, size, said)
             self.note()
         return str(place)
+
+
+def checked(step: Step) -> Step:
+    """Return a step that was read from a record; ValueError for what no step is."""
+    expect(step.name in NAMES, "name", step.name, f"one of {', '.join(NAMES)}")
+    numbers = step.seconds, step.megabytes
+    expect(all(is_number(each) and each >= 0 for each in numbers), "numbers", numbers, "finite ones, 0 or more")
+    expect(isinstance(step.said, str), "said", step.said, "a text")
+    return step
 
 
 def as_command(name: str, args: Namespace, **own: Any) -> Namespace:

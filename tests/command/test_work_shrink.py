@@ -125,6 +125,33 @@ def test_a_step_that_was_killed_while_it_was_noted_is_done_again(bert, texts, tm
     assert [step.name for step in run(*flags).steps] == ["trimmed", "compressed"]
 
 
+def test_a_step_that_was_damaged_is_done_again(bert, texts, tmp_path, monkeypatch):
+    flags = bert, "--data", texts, "--trim", "--output_dir", tmp_path / "a"
+    monkeypatch.setattr(shrink, "compressed", dies)
+    with pytest.raises(KeyboardInterrupt):
+        run(*flags)
+    weights = tmp_path / "a.unfinished/trimmed/model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-4] + bytes(4))
+    with pytest.raises(KeyboardInterrupt):
+        run(*flags)
+    assert weights.read_bytes() == whole
+
+
+@pytest.mark.parametrize("wrong", ({"name": "../a"}, {"seconds": "1"}, {"megabytes": -1}, {"said": None}, {"other": 1}))
+def test_a_record_of_steps_that_are_none_is_refused(bert, texts, tmp_path, monkeypatch, wrong):
+    flags = bert, "--data", texts, "--trim", "--output_dir", tmp_path / "a"
+    monkeypatch.setattr(shrink, "compressed", dies)
+    with pytest.raises(KeyboardInterrupt):
+        run(*flags)
+    file = tmp_path / "a.unfinished/shrink.json"
+    record = json.loads(file.read_text())
+    record["steps"][0] |= wrong
+    file.write_text(json.dumps(record))
+    with pytest.raises(OutputError, match=r"is in the way, and no unfinished run .*: move it"):
+        run(*flags)
+
+
 def test_the_remains_of_another_run_are_refused_and_stay(bert, texts, tmp_path, monkeypatch):
     text = tmp_path / "text.txt"
     text.write_text(open(texts).read())
