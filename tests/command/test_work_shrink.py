@@ -89,12 +89,19 @@ def test_a_recipe_repeats_a_model_also_in_a_run_that_was_killed(whole, tmp_path,
     def repeated(args):
         pytest.fail("a step that is done is done again")
 
+    places = []
+
+    def noted(*args, **options):
+        places.append(options.get("output_dir"))
+        dies()
+
     flags = whole[0] / "recipe.json", "--output_dir", tmp_path / "a"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(shrink, place, dies)
+        patch.setattr(shrink, place, noted)
         run(*flags)
     kept = tmp_path / "a.unfinished"
     assert (kept / "compressed/config.json").exists() and not (tmp_path / "a").exists()
+    assert places == [kept if place == "distill_on" else None]  # where a distillation keeps its checkpoints
     for name in ("run_trim", "run_compress"):
         monkeypatch.setattr(shrink, name, repeated)
     report = run(*flags)
@@ -208,7 +215,17 @@ def test_a_target_gets_the_shape_that_it_needs(bert, texts, tmp_path, monkeypatc
 def test_examples_that_cannot_be_scored_are_refused_before_the_work(bert, texts, tmp_path):
     (tmp_path / "dev.csv").write_text("sentence1,sentence2\na,b\n")
     with pytest.raises(DataError, match="score"):
-        run(bert, "--data", texts, "--evaluate", tmp_path / "dev.csv", "--task", "similarity", "--output_dir", "a")
+        run(
+            bert,
+            "--data",
+            texts,
+            "--evaluate",
+            tmp_path / "dev.csv",
+            "--task",
+            "similarity",
+            "--output_dir",
+            tmp_path / "a",
+        )
     data = tmp_path / "text.txt"
     data.write_text("w1 w2\n" * 4)
     with pytest.raises(UnsupportedModelError):
