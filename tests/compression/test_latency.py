@@ -132,6 +132,7 @@ def test_an_engine_times_float32_on_the_processor():
         plan(BERT.build().bfloat16(), batches_of(BERT, 8), of="time", engine="onnxruntime")
 
 
+@pytest.mark.slow
 def test_what_is_gone_takes_no_time_in_an_engine():
     pytest.importorskip("onnxruntime")
     given = measured(BERT.build(), batches_of(BERT, 1)[0], "onnxruntime", (8,))

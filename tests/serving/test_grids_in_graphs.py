@@ -248,7 +248,7 @@ def large_enough(bits):
     return model
 
 
-@pytest.mark.parametrize("to, bits", [("onnx", 4), ("onnx", 3), ("openvino", 4)])
+@pytest.mark.parametrize("to, bits", [("onnx", 4), *slow(("onnx", 3), ("openvino", 4))])
 def test_weights_take_as_much_as_in_a_checkpoint(to, bits, tmp_path):
     model = large_enough(bits)
     report = export(model, tmp_path / "served", to)
@@ -365,8 +365,7 @@ def test_integers_in_openvino():
         assert_close(run_openvino(program, given, **as_it_is), run_openvino(expected, given, **as_it_is))
 
 
-@pytest.mark.parametrize("to", ENGINES)
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("to, bits", [("onnx", 8), *slow(("onnx", 4), ("openvino", 8), ("openvino", 4))])
 def test_a_model_in_integers(bits, to, tmp_path):
     """Weights on grids keep their bits, the others get eight."""
     model = large_enough(bits)
