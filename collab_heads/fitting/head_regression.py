@@ -31,6 +31,7 @@ from collab_heads.running.portions import portions
 Regression = TypeVar("Regression", bound="HeadRegression")
 ROUNDING = 1000  # in eps times the squared mean; constants gave eigenvalues down to -125 of these
 RIDGE = 1e-6  # ridge on every direction, as a share of the mean square of the outputs of heads
+STRONGER = (1, 30, 1000)  # times the ridge, until the moments are positive definite
 ROWS = 64  # copied at once: indices of all entries would need twice the memory of the matrix
 
 
@@ -104,15 +105,15 @@ class HeadRegression:
         least = RIDGE * float(squares.mean().clamp(min=numbers.tiny**0.5))
         return max(least, ROUNDING * numbers.eps * float(self.mean @ self.mean)) + RIDGE * squares.clamp(min=0)
 
-    def ridged(self, columns: Tensor) -> Tensor:
-        """Return the second moments of some columns of z with the ridge: [k, k]."""
+    def ridged(self, columns: Tensor, times: float = 1) -> Tensor:
+        """Return the second moments of some columns of z with the ridge, or with a multiple of it: [k, k]."""
         ridged = block_of(self.scatter, columns)
-        ridged.diagonal().add_(self.ridge[columns])
+        ridged.diagonal().add_(self.ridge[columns], alpha=times)
         return ridged
 
-    def right(self, columns: Tensor) -> Tensor:
+    def right(self, columns: Tensor, times: float = 1) -> Tensor:
         """Return the right side of the normal equations for some columns of z, ridge included: [D, k]."""
-        return self.products[:, columns] + self.weight[:, columns] * self.ridge[columns]
+        return self.products[:, columns] + self.weight[:, columns] * self.ridge[columns] * times
 
     @functools.cached_property
     def products(self) -> Tensor:
@@ -138,8 +139,22 @@ class HeadRegression:
     def output(self, kept: Sequence[int]) -> OutputWeights:
         """Return W_O for the kept heads, given by their indices, and do not compute its error."""
         columns = self.columns(kept)
-        weight = solve_positive(self.ridged(columns), self.right(columns).mT).mT
+        weight = self.solved(columns)
         return OutputWeights(weight, self.weight @ self.mean - weight @ self.mean[columns])
+
+    def solved(self, columns: Tensor) -> Tensor:
+        """Solve the normal equations for some columns of z: [D, k].
+
+        Few texts, or equal ones, leave directions in which heads put out nothing but the rounding of float32 products.
+        Where that exceeds the ridge, a stronger one takes its place.
+        """
+        for times in STRONGER:
+            try:
+                return solve_positive(self.ridged(columns, times), self.right(columns, times).mT).mT
+            except torch.linalg.LinAlgError:
+                if times == STRONGER[-1]:
+                    raise
+        raise AssertionError
 
     def removal_costs(self) -> Tensor:
         """Remove one head after the other, each time the one that the others reconstruct best.

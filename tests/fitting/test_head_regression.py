@@ -310,3 +310,15 @@ def test_a_dominant_head_of_low_rank_does_not_round_below_zero(scale):
     fit = HeadRegression.of(weight, moments, 8)
     assert fit.refit(range(8)).share_lost < 1e-5
     assert fit.removal_costs().isfinite().all()
+
+
+def test_rounding_above_the_ridge():
+    """Equal texts leave directions in which heads put out nothing, and products of float32 round there."""
+    scatter, weight = torch.eye(128, dtype=torch.float64), torch.randn(24, 128, dtype=torch.float64)
+    scatter[3, 3] = -5 * head_regression.RIDGE
+    fit = HeadRegression(weight, scatter, torch.zeros(128, dtype=torch.float64), 8)
+    for kept in ([0], [0, 1, 2], range(8)):
+        assert (fit.refit(kept).weight[:, 4:16] - weight[:, 4:16]).abs().max() < 1e-3
+    scatter[3, 3] = -1
+    with pytest.raises(torch.linalg.LinAlgError):
+        fit.refit([0])
