@@ -39,7 +39,7 @@ ENGINE_WORDS: tuple[Engine, ...] = get_args(Engine)
 ModelShape = Literal["even", "free", "ctranslate2", "gguf", "uniform"]
 MODEL_SHAPES: tuple[ModelShape, ...] = get_args(ModelShape)
 
-ExportTarget = Literal["onnx", "transformers.js", "openvino", "ctranslate2", "gguf", "transformers"]
+ExportTarget = Literal["onnx", "transformers.js", "openvino", "executorch", "ctranslate2", "gguf", "transformers"]
 EXPORT_TARGETS: tuple[ExportTarget, ...] = get_args(ExportTarget)
 # target -> the shape that a model must have to be exported there whatever it is; others take every shape
 SHAPE_OF_TARGET: dict[ExportTarget, ModelShape] = {

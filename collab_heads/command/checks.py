@@ -209,10 +209,10 @@ def export(args: Namespace) -> None:
         collab-heads export small --to onnx --int8 --output_dir served
         collab-heads export translator --to ctranslate2 --int8 --output_dir served
 
-    onnx is for ONNX Runtime, transformers.js for that library, openvino for OpenVINO, ctranslate2 for CTranslate2, gguf
-    for llama.cpp; transformers is a checkpoint that loads without this package, where the configuration of the family
-    can say what the model is. With --per_layer every layer has its own sizes there; the README.md of the folder has the
-    lines with which it loads.
+    onnx is for ONNX Runtime, transformers.js for that library, openvino for OpenVINO, executorch for ExecuTorch,
+    ctranslate2 for CTranslate2, gguf for llama.cpp; transformers is a checkpoint that loads without this package, where
+    the configuration of the family can say what the model is. With --per_layer every layer has its own sizes there; the
+    README.md of the folder has the lines with which it loads.
     """
     check_choice("--to", args.to, EXPORT_TARGETS)
     if args.per_layer and args.to != LAYERED:

@@ -42,7 +42,7 @@ from collab_heads.training.options.parser import stored_value
 
 UNFINISHED = ".unfinished"
 RECIPE, RECORD, MEASURED = "recipe.json", "shrink.json", "measured.json"
-SCORED = ("onnx", "openvino")  # targets whose models `evaluate` runs
+SCORED = ("onnx", "openvino", "executorch")  # targets whose models `evaluate` runs
 BASELINE = "original in int8"
 NAMES = ("trimmed", "compressed", "distilled", *TARGETS, BASELINE)  # of steps
 OF_STEPS = ("trim.json", "compression.json", "compression.png", "compression.svg")  # what earlier steps write, too
@@ -117,7 +117,7 @@ def run_shrink(args: Namespace) -> ShrinkReport:
             made[f"{target}, int8" if int8 else target] = place
     scores = None
     if args.evaluate is not None:
-        if engine := next(filter(SCORED.__contains__, args.to), None):
+        if engine := next((each for each in args.to if each in SCORED and TARGETS[each].has_int8), None):
             made = {BASELINE: kept.folder_of(BASELINE, partial(exported, args, args.model, engine, True)), **made}
         scores = evaluate(args.model, made, task=args.task, data=args.evaluate, seed=args.seed, **reading)
     report = ShrinkReport(tuple(kept.steps.values()), scores)

@@ -35,6 +35,7 @@ TOKENIZER = "tokenizer_config.json"  # what every saved tokenizer has
 WEIGHTS = (
     ("*.onnx", "*.onnx.data"),
     ("openvino_*.xml", "openvino_*.bin"),
+    ("*.pte",),
     ("*.gguf",),
     ("model.bin",),
     ("*.safetensors",),

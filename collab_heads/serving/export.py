@@ -31,6 +31,7 @@ from collab_heads.saving.vocabularies import check_words
 from collab_heads.serving.comparison import Comparison, check_examples, naming_outputs
 from collab_heads.serving.example_inputs import example_inputs, padded, two_rows, without_labels
 from collab_heads.serving.for_ctranslate2 import CTranslate2
+from collab_heads.serving.for_executorch import ExecuTorch
 from collab_heads.serving.for_gguf import Gguf
 from collab_heads.serving.for_graphs import Onnx, OpenVino
 from collab_heads.serving.for_transformers_js import TransformersJs
@@ -154,7 +155,8 @@ class LayerCheckpoint(StockCheckpoint):
 
 
 TARGETS: dict[ExportTarget, Target] = {
-    each.name: each for each in (Onnx(), TransformersJs(), OpenVino(), CTranslate2(), Gguf(), StockCheckpoint())
+    each.name: each
+    for each in (Onnx(), TransformersJs(), OpenVino(), ExecuTorch(), CTranslate2(), Gguf(), StockCheckpoint())
 }
 ROUNDINGS = 8  # of the weights' type, by which the same weights may differ elsewhere; seen: 1.8 in bfloat16
 PHASES = ("checking", 1), ("writing", 2), ("comparing", 2), ("timing", 1)
@@ -194,15 +196,17 @@ def export(
         model: the model, on the processor.
         folder: a new or an empty folder.
         to: the target: "onnx" (ONNX Runtime), "transformers.js" (the same graph, with the names and in the layout of
-            that library; no encoder-decoders), "openvino", "ctranslate2" (heads of a site get one width; what is
-            missing is filled with zeros, and listed), "gguf" (llama.cpp: heads of one width, and the same number of
-            them for each key head of a block; the rest is refused), or "transformers" (a checkpoint that loads without
-            this package, and that other tools read; what its config cannot say is refused).
+            that library; no encoder-decoders), "openvino", "executorch" (no models that generate; texts as long as the
+            model reads, as many at a time as the first batch has, since memory is planned for them), "ctranslate2"
+            (heads of a site get one width; what is missing is filled with zeros, and listed), "gguf" (llama.cpp: heads
+            of one width, and the same number of them for each key head of a block; the rest is refused), or
+            "transformers" (a checkpoint that loads without this package, and that other tools read; what its config
+            cannot say is refused).
         tokenizer: the tokenizer or processor, saved beside the model; CTranslate2's vocabulary is made from it, and the
             one in a GGUF file.
-        int8: multiply in eight bits (all targets but "transformers"): weights get eight bits, but those that lie on
-            grids of fewer keep them, and the engine rounds what they multiply, too. CTranslate2 rounds all weights
-            itself; llama.cpp always multiplies weights on grids in eight bits.
+        int8: multiply in eight bits ("executorch" and "transformers" do not): weights get eight bits, but those that
+            lie on grids of fewer keep them, and the engine rounds what they multiply, too. CTranslate2 rounds all
+            weights itself; llama.cpp always multiplies weights on grids in eight bits.
         per_layer: give every layer its own heads, key heads and neurons in the config, and not those of the largest
             layer (only "transformers"). transformers refuses such a config so far; README.md in the folder has the
             lines with which it loads, and this package loads it.

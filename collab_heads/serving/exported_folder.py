@@ -6,7 +6,6 @@ the folder, and fits the graphs; nothing that it names is imported or called, bu
 
 import dataclasses
 import re
-import xml.etree.ElementTree
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +17,9 @@ from collab_heads.base.checks import MAX_SIZE, did_you_mean, is_index
 from collab_heads.base.extras import check_extra
 from collab_heads.errors import DataError
 from collab_heads.files.folders import MANIFEST, damage, read_manifest
-from collab_heads.files.reading import check_file, parse_json, read_text
+from collab_heads.files.reading import parse_json, read_text
 from collab_heads.saving.source_files import OF_TEXTS, SETTINGS, files_in
+from collab_heads.serving.graph_engines import AGAIN, ENGINES, Port, check_inside
 from collab_heads.serving.graph_interface import input_names, output_tree
 from collab_heads.serving.target import first_line
 from collab_heads.serving.text_reader import EMBEDDING, Texts, read_texts
@@ -35,15 +35,6 @@ CODE = (
     "_attn_implementation",
     "experts_implementation",
 )  # in a config: may name some
-FILES = {"onnx": ("{}.onnx", "{}.onnx.data"), "openvino": ("openvino_{}.xml", "openvino_{}.bin")}  # graph and weights
-AGAIN = "export the model again"
-
-
-class Port(NamedTuple):
-    """An input or an output of a graph: its names, and its shape, with None for each size that may differ."""
-
-    names: Sequence[str]
-    shape: Sequence[int | None]
 
 
 class Exported(NamedTuple):
@@ -55,6 +46,7 @@ class Exported(NamedTuple):
         caches: the shapes of the caches.
         texts: how a sentence encoder reads texts; None for another model.
         width: of its embeddings.
+        limits: the largest shape of each input, by name, where the engine has such limits.
     """
 
     model: Any
@@ -62,10 +54,11 @@ class Exported(NamedTuple):
     caches: list[list[int]]
     texts: Texts | None
     width: int
+    limits: dict[str, tuple[int, ...]]
 
 
 def read_exported(folder: Path, check: bool) -> Exported:
-    """Read what `export` wrote for ONNX Runtime or OpenVINO.
+    """Read what `export` wrote for an engine of graphs.
 
     Args:
         folder: the folder.
@@ -91,22 +84,24 @@ def read_exported(folder: Path, check: bool) -> Exported:
         expect(
             set(described) == wanted, "components", sorted(described), f"{sorted(wanted)} for this {config.model_type}"
         )
-    exporter, files = get_exporter_class(engine), FILES[engine]
-    weights = {files[1].format(name) for name in described}
-    components, texts, width = {}, None, 0
+    exporter, kind = get_exporter_class(engine), ENGINES[engine]
+    weights = {name for graph in described for name in kind.files(graph)[1:]}
+    components, texts, width, limits = {}, None, 0, dict[str, tuple[int, ...]]()
     for name, metadata in described.items():
-        path = folder / files[0].format(name)
+        path = folder / kind.files(name)[0]
         with naming(path):
-            CHECKS[engine](path, weights)
+            kind.check(path, weights)
             program = exporter.load_program(path)
-            inputs, outputs = PORTS[engine](program)
+            inputs, outputs = kind.ports(program, metadata)
         with naming(folder / EXPORT):
-            components[name] = ExportedComponent(program, fitted(metadata, inputs, outputs))
+            safe = dataclasses.replace(fitted(metadata, inputs, outputs), in_spec=kind.input_tree(metadata))
+            components[name] = ExportedComponent(program, safe)
+            limits |= kind.limits(program, metadata)
         with naming(folder / CACHES):
             check_caches(name, caches, inputs, outputs)
         if embedding := next((port for port in outputs if EMBEDDING in port.names), None):
             texts, width = read_texts(folder), embedding.shape[-1] or 0
-    return Exported(ExportedModel(components, engine, config, generation), engine, caches, texts, width)
+    return Exported(ExportedModel(components, engine, config, generation), engine, caches, texts, width, limits)
 
 
 def check_folder(folder: Path) -> None:
@@ -120,7 +115,7 @@ def check_folder(folder: Path) -> None:
         raise DataError(f"no such folder: {str(folder)!r:.300}{did_you_mean(folder.name, siblings)}")
     if not (folder / EXPORT).exists():
         raise DataError(
-            f"{folder} has no {EXPORT}, so it is not an export to onnx or openvino: load a checkpoint with "
+            f"{folder} has no {EXPORT}, so it is not an export to {', '.join(ENGINES)}: load a checkpoint with "
             "from_pretrained, and what was exported to ctranslate2 with ctranslate2"
         )
 
@@ -131,7 +126,7 @@ def check_digests(folder: Path) -> None:
         raise DataError(f"{folder} is damaged: {wrong}: {AGAIN}, or pass check=False if you changed it yourself")
     if (folder / MANIFEST).exists():
         listed = (read_manifest(folder) or {})["files"]
-        ends = tuple(Path(name).suffix for names in FILES.values() for name in names)
+        ends = tuple(Path(name).suffix for kind in ENGINES.values() for name in kind.names)
         read = [EXPORT, CONFIG, GENERATION, CACHES, OF_TEXTS, SETTINGS, *(each.name for each in files_in(folder))]
         read += [each.name for each in folder.iterdir() if each.suffix in ends]
         if others := [name for name in read if name not in listed and (folder / name).exists()]:
@@ -204,12 +199,12 @@ def read_description(stored: object) -> tuple[str, dict[str, Any]]:
     stored = check_keys(stored, set(DESCRIPTION), "the file", DESCRIPTION)
     expect(stored["schema_version"] == 1, "schema_version", stored["schema_version"], "1")
     engine, graphs = stored["export_format"], stored["components"]
-    expect(is_text(engine) and engine in FILES, "export_format", engine, f"one of {', '.join(FILES)}")
+    expect(is_text(engine) and engine in ENGINES, "export_format", engine, f"one of {', '.join(ENGINES)}")
     graphs, found = check_keys(graphs, {SINGLE, ENCODER, DECODER}, "components"), {}
     known = {field.name for field in dataclasses.fields(ExportMetadata)} | METADATA.keys()  # those of later versions
     for name, entry in graphs.items():
         entry = check_keys(entry, set(COMPONENT), name, COMPONENT)
-        file = FILES[engine][0].format(name)
+        file = ENGINES[engine].files(name)[0]
         expect(entry["file"] == file, f"the file of {name}", entry["file"], repr(file))
         values = check_keys(entry["metadata"], known, f"the metadata of {name}", tuple(METADATA))
         for field, (is_valid, wanted) in METADATA.items():
@@ -298,75 +293,3 @@ def naming(path: Path) -> Iterator[None]:
         raise
     except Exception as error:  # of parsers and engines: of any kind
         raise DataError(f"{path} is damaged, or was changed by hand: {first_line(error):.300}: {AGAIN}") from error
-
-
-def check_inside(path: Path) -> None:
-    """Raise DataError unless a path leads to a file in its folder; the Hub's cache keeps files in one beside it."""
-    if not path.exists():
-        raise DataError(f"{path}: no such file: {AGAIN}")
-    check_file(path)
-    folder, file = path.parent.resolve(), path.resolve()
-    blobs = folder.parents[1] / "blobs" if folder.parent.name == "snapshots" else folder
-    if not (file.is_relative_to(folder) or file.is_relative_to(blobs)):
-        raise DataError(f"{path} leads out of the folder, to {file}: put the file itself there")
-
-
-def check_onnx(path: Path, weights: set[str]) -> None:
-    """Raise an error unless the tensors of an ONNX graph are in it, or in the files beside it."""
-    import onnx
-
-    check_inside(path)
-    model, ends = onnx.load(str(path), load_external_data=False), dict[str, int]()
-    expect(len(model.graph.output) > 0, "the number of outputs", 0, "more: the file is empty, or no ONNX graph")
-    for each in messages(model):
-        if isinstance(each, onnx.TensorProto) and (place := {entry.key: entry.value for entry in each.external_data}):
-            end = int(place.get("offset", 0)) + int(place.get("length", 0))
-            ends[place["location"]] = max(end, ends.get(place["location"], 0))
-    for name, end in ends.items():
-        expect(name in weights, "a file of weights", name, f"one of {', '.join(sorted(weights))}")
-        file = path.with_name(name)
-        check_inside(file)
-        if (size := file.stat().st_size) < end:
-            raise DataError(f"{file} is damaged: it has {size:,} bytes, and the graph reads {end:,}: {AGAIN}")
-
-
-def messages(message: Any) -> Iterator[Any]:
-    """Yield a protobuf message and all messages in it."""
-    yield message
-    for _, value in message.ListFields():
-        for each in [value] if hasattr(value, "ListFields") else value if hasattr(value, "add") else ():
-            yield from messages(each)
-
-
-def check_openvino(path: Path, weights: set[str]) -> None:
-    """Raise an error unless a file is a graph of OpenVINO, with its weights beside it."""
-    check_inside(path)
-    check_inside(path.with_suffix(".bin"))
-    _, root = next(xml.etree.ElementTree.iterparse(path, events=["start"]))
-    expect(root.tag == "net", "the first element", root.tag, "'net'")
-
-
-def ports_of_onnx(program: Any) -> tuple[list[Port], list[Port]]:
-    """Return the inputs and the outputs of an ONNX graph."""
-
-    def size(dim: Any) -> int | None:
-        return int(str(dim)) if str(dim).isdecimal() else None  # some have the number as the name of a size
-
-    def port(value: Any) -> Port:
-        return Port([value.name], [size(getattr(dim, "value", dim)) for dim in value.shape])
-
-    return [port(value) for value in program.graph.inputs], [port(value) for value in program.graph.outputs]
-
-
-def ports_of_openvino(program: Any) -> tuple[list[Port], list[Port]]:
-    """Return the inputs and the outputs of an OpenVINO graph."""
-
-    def port(value: Any) -> Port:
-        shape = value.get_partial_shape()
-        return Port(sorted(value.get_names()), [dim.get_length() if dim.is_static else None for dim in shape])
-
-    return [port(value) for value in program.inputs], [port(value) for value in program.outputs]
-
-
-CHECKS = {"onnx": check_onnx, "openvino": check_openvino}
-PORTS = {"onnx": ports_of_onnx, "openvino": ports_of_openvino}

@@ -55,11 +55,11 @@ class Graph(Target):
     def exporter(self) -> Any:
         """Return transformers' exporter."""
 
-    def options(self) -> Any:
-        """Return its options."""
+    def options(self, model: PreTrainedModel, example: Mapping) -> Any:
+        """Return its options for a model."""
 
     def pack(self, program: Any, grids: Grids) -> None:
-        """Pack the weights of a graph that lie on grids."""
+        """Pack the weights of a graph that lie on grids; without this they are floating-point numbers."""
 
     def finish(self, folder: Path, graphs: Collection[str]) -> None:
         """Finish what was written."""
@@ -70,7 +70,7 @@ class Graph(Target):
 
         caches: list[tuple[int, int, int]] = []
         with quiet(), naming_outputs(model), torch.no_grad():
-            exporter, options = self.exporter(), self.options()
+            exporter, options = self.exporter(), self.options(model, example)
             try:
                 if not model.can_generate():
                     components = exporter.export(model, dict(example), options).components
@@ -153,7 +153,7 @@ class Onnx(Graph):
 
         return OnnxExporter()
 
-    def options(self):
+    def options(self, model, example):
         from transformers.exporters.configs import OnnxConfig
 
         return OnnxConfig(dynamic=True)
@@ -176,7 +176,7 @@ class OpenVino(Graph):
 
         return OpenVINOExporter()
 
-    def options(self):
+    def options(self, model, example):
         from transformers.exporters.configs import OpenVINOConfig
 
         return OpenVINOConfig(dynamic=True, stateful=False)

@@ -52,6 +52,31 @@ def output_tree(stored: str, outputs: Sequence[Names], constants: Sequence[int])
     return json.dumps([PROTOCOL, tree])
 
 
+def output_paths(stored: str) -> list[str]:
+    """Return the path of each leaf in a description of outputs, as `output_tree` names them.
+
+    Raises:
+        ValueError: if it names another type.
+    """
+
+    def paths(node: object, path: str) -> Iterator[str]:
+        kind, context, children = parts_of(node, path)
+        if kind is None:
+            yield path or "output"
+            return
+        for name, child in zip(names_of(kind, context, len(children), path), children, strict=True):
+            yield from paths(child, joined(path, name))
+
+    return list(paths(root_of(stored), ""))
+
+
+def input_tree(names: Sequence[str]) -> str:
+    """Return a description of inputs, all of them tensors that are passed by name."""
+    below = {"type": "builtins.dict", "context": json.dumps(list(names)), "children_spec": [LEAF] * len(names)}
+    empty = {"type": SEQUENCES[0], "context": "null", "children_spec": []}
+    return json.dumps([PROTOCOL, {**empty, "children_spec": [empty, below]}])
+
+
 def unmarked(names: Names) -> list[str]:
     """Return the names of an output without the mark."""
     return [name.removeprefix(MARK) for name in names]

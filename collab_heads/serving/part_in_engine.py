@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from collab_heads.base.extras import check_extra
 from collab_heads.base.option_values import Engine, ExportTarget
 from collab_heads.errors import ModelStateError, UnsupportedModelError
+from collab_heads.serving.graph_engines import ENGINES as GRAPHS
 from collab_heads.serving.grids_in_graphs import Grids, pack_openvino
 from collab_heads.serving.grids_in_onnx import pack_onnx
-from collab_heads.serving.served_model import engine_options
 from collab_heads.serving.target import quiet, why
 
 
@@ -52,7 +52,7 @@ class OnnxRuntime(EngineForParts):
 
         program = onnx_ir.from_proto(graph)
         pack_onnx(program, grids)
-        options = engine_options(self.target, torch.get_num_threads())["session_options"]
+        options = GRAPHS[self.target].options(torch.get_num_threads())["session_options"]
         session = onnxruntime.InferenceSession(onnx_ir.to_proto(program).SerializeToString(), options)
         read = {each.name: tensor.numpy() for each, tensor in zip(session.get_inputs(), inputs, strict=True)}
         return lambda: session.run(None, read)
@@ -73,7 +73,7 @@ class OpenVino(EngineForParts):
 
         program = graph.clone()
         pack_openvino(program, grids)
-        options = engine_options(self.target, torch.get_num_threads())["config"]
+        options = GRAPHS[self.target].options(torch.get_num_threads())["config"]
         request = openvino.Core().compile_model(program, "CPU", options).create_infer_request()
         read = [tensor.numpy() for tensor in inputs]
         return lambda: request.infer(read, share_inputs=True)

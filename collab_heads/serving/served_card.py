@@ -14,6 +14,7 @@ from collab_heads.sites.record import trimmed_vocabulary
 
 EMBEDS, GENERATES, TRANSLATES, RUNS = "embeds", "generates", "translates", "runs"  # what models do
 EVERY = (EMBEDS, GENERATES, TRANSLATES, RUNS)
+GRAPHS: tuple[ExportTarget, ...] = ("onnx", "openvino", "executorch")  # what `load_exported` loads
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,13 @@ IN_OPENVINO = (
     f"graph = openvino.Core().compile_model('{NAME}/openvino_model.xml', 'CPU', precise)\n"
     "outputs = graph({each.any_name: inputs[each.any_name] for each in graph.inputs})\n"
 )
+IN_EXECUTORCH = "import json\n\nfrom executorch.runtime import Runtime\n" + TOKENIZED.replace("='np'", "='pt'")
+IN_EXECUTORCH += (
+    f"with open('{NAME}/export.json') as file:\n"
+    "    names = json.load(file)['components']['model']['metadata']['kwargs']  # in the order of the program\n"
+    f"program = Runtime.get().load_program('{NAME}/model.pte').load_method('forward')\n"
+    "outputs = program.execute([inputs[name] for name in names])\n"
+)
 
 
 def in_js(auto: str, code: str, options: str = 'dtype: "fp32"') -> str:
@@ -72,17 +80,17 @@ JS_GENERATES = (
 JS_RUNS = 'const outputs = await model(await tokenizer("A sentence."));'
 BY_CTRANSLATE2 = {EMBEDS: "Encoder", RUNS: "Encoder", GENERATES: "Generator", TRANSLATES: "Translator"}
 READERS = (
-    Reader("collab_heads", ("onnx", "openvino"), (EMBEDS,), f"{OURS}embeddings = model.encode(['A sentence.'])"),
+    Reader("collab_heads", GRAPHS, (EMBEDS,), f"{OURS}embeddings = model.encode(['A sentence.'])"),
     Reader(
         "collab_heads",
-        ("onnx", "openvino"),
+        GRAPHS,
         (GENERATES, TRANSLATES),
         f"{OURS}# model.generate(**inputs), as in transformers",
     ),
-    Reader("collab_heads", ("onnx", "openvino"), (RUNS,), f"{OURS}# model(**inputs), as in transformers"),
+    Reader("collab_heads", GRAPHS, (RUNS,), f"{OURS}# model(**inputs), as in transformers"),
     Reader(
         "sentence-transformers",
-        ("onnx", "openvino"),
+        GRAPHS,
         (EMBEDS,),
         f"# {INSTALL}, which runs the graph\nfrom sentence_transformers import SentenceTransformer\n\n"
         f"embeddings = SentenceTransformer('{NAME}', trust_remote_code=True).encode(['A sentence.'])",
@@ -115,6 +123,8 @@ READERS = (
     ),
     Reader("OpenVINO", ("openvino",), (EMBEDS,), f"{IN_OPENVINO}embeddings = outputs['sentence_embedding']"),
     Reader("OpenVINO", ("openvino",), (RUNS,), IN_OPENVINO.rstrip()),
+    Reader("ExecuTorch", ("executorch",), (EMBEDS,), f"{IN_EXECUTORCH}embeddings = outputs[-1]"),
+    Reader("ExecuTorch", ("executorch",), (RUNS,), IN_EXECUTORCH.rstrip()),
     *(
         Reader("CTranslate2", ("ctranslate2",), (does,), f"import ctranslate2\n\nmodel = ctranslate2.{kind}('{NAME}')")
         for does, kind in BY_CTRANSLATE2.items()

@@ -4,12 +4,14 @@ import copy
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
@@ -21,7 +23,8 @@ from collab_heads.base.extras import MissingPackageError, is_installed
 from collab_heads.errors import ArgumentError, ModelStateError
 from collab_heads.layers.attention import CACHE
 from collab_heads.saving.source_files import files_in
-from collab_heads.serving.exported_folder import CONFIG, DECODER, ENCODER, SINGLE, check_inside, naming, read_exported
+from collab_heads.serving.exported_folder import CONFIG, DECODER, ENCODER, SINGLE, naming, read_exported
+from collab_heads.serving.graph_engines import ENGINES, check_inside
 from collab_heads.serving.graph_interface import taken
 from collab_heads.serving.text_reader import EMBEDDING, TextReader, Texts
 
@@ -67,6 +70,7 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         folder: the folder, which has the tokenizer.
         texts: how a sentence encoder reads texts; None for another model.
         width: of its embeddings, d.
+        limits: the largest shape of each input, by name. More rows are run in portions.
     """
 
     def __init__(
@@ -76,9 +80,11 @@ class ServedModel(PreTrainedModel, GenerationMixin):
         folder: Path | None = None,
         texts: Texts | None = None,
         width: int = 0,
+        limits: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ):
         super().__init__(copy.deepcopy(exported.config))
         self.exported, self.caches, self.folder, self.texts, self.width = exported, caches, folder, texts, width
+        self.limits = limits
         if exported.generation_config is not None:
             self.generation_config = exported.generation_config
         has_two = self.config.is_encoder_decoder and bool(caches)
@@ -268,9 +274,16 @@ class ServedModel(PreTrainedModel, GenerationMixin):
             given: name -> input, or None.
 
         Raises:
-            ArgumentError: if an input is missing, or is none of the graph and would change what it computes.
+            ArgumentError: if an input is missing, is none of the graph and would change what it computes, or is longer
+                than the graph takes.
         """
-        outputs = self.exported.runners[graph](**taken(given, self.names, self.constants, self.config))
+        runner, inputs = self.exported.runners[graph], taken(given, self.names, self.constants, self.config)
+        most = largest_number_of_rows(inputs, self.limits)
+        if most is None:
+            outputs = runner(**inputs)
+        else:
+            portions = zip(*(value.split(most) for value in inputs.values()), strict=True)
+            outputs = joined([runner(**dict(zip(inputs, portion, strict=True))) for portion in portions])
         return ModelOutput(outputs) if type(outputs) is dict else outputs
 
 
@@ -298,6 +311,30 @@ class ServedEncoder(nn.Module):
         given = {"input_ids": input_ids, "attention_mask": attention_mask, "input_features": input_features, **kwargs}
         inputs = taken(given, self.names, self.constants, self.exported.config)
         return ModelOutput(self.exported.runners[ENCODER](**inputs))
+
+
+def largest_number_of_rows(inputs: Mapping[str, Any], limits: Mapping[str, Sequence[int]]) -> int | None:
+    """Return the number of rows that a graph takes at a time; None if it takes those that are given.
+
+    Raises:
+        ArgumentError: if a row is larger than the graph takes.
+    """
+    for name in inputs.keys() & limits.keys():
+        shape, most = inputs[name].shape, limits[name]
+        if len(shape) != len(most) or any(size > limit for size, limit in zip(shape[1:], most[1:], strict=True)):
+            raise ArgumentError(
+                f"{name} of shape {list(shape)}: the graph takes rows of {list(most[1:])} at most; cut the texts "
+                "(truncation=True), or export with longer batches"
+            )
+    rows = [limits[name][0] for name in inputs.keys() & limits.keys() if len(inputs[name]) > limits[name][0]]
+    return min(rows, default=None)
+
+
+def joined(outputs: Sequence[Any]) -> Any:
+    """Return the outputs for portions of the rows as one, whatever holds their tensors."""
+    leaves = [pytree.tree_flatten(each) for each in outputs]
+    together = (torch.cat(tensors) for tensors in zip(*(tensors for tensors, _ in leaves), strict=True))
+    return pytree.tree_unflatten(list(together), leaves[0][1])
 
 
 def inputs_of(exported: Any, graph: str) -> tuple[set[str], dict[str, Any]]:
@@ -329,13 +366,13 @@ def check_exporters(what: str) -> None:
 
 @checking_arguments
 def load_exported(folder: str | Path, *, threads: int | None = None, check: bool = True) -> ServedModel:
-    """Load what `export` wrote for ONNX Runtime or OpenVINO.
+    """Load what `export` wrote for ONNX Runtime, OpenVINO or ExecuTorch.
 
     Whoever wrote the folder, nothing in it is run but the graphs, by their engine. What contradicts itself is refused.
 
     Args:
         folder: the folder.
-        threads: the threads of the engine; None for all cores.
+        threads: the threads of the engine; None for all cores. ExecuTorch has one number for the whole process.
         check: whether each file is compared with its digest in `manifest.json`, where the folder has one. Pass False
             if you changed a file yourself.
 
@@ -350,20 +387,8 @@ def load_exported(folder: str | Path, *, threads: int | None = None, check: bool
     folder = Path(folder)
     if threads is not None:
         check_count("threads", threads, least=1, most=1 << 16)
-    exported, engine, caches, texts, width = read_exported(folder, check)
+    exported, engine, caches, texts, width, limits = read_exported(folder, check)
     with naming(folder):
-        exported.to("cpu", **engine_options(engine, threads))
+        exported.to("cpu", **ENGINES[engine].options(threads))
     with naming(folder / CONFIG):
-        return ServedModel(exported, caches, folder, texts, width)
-
-
-def engine_options(engine: str, threads: int | None) -> dict[str, Any]:
-    """Return the options of an engine: its threads, and for OpenVINO float32, of which it takes less by default."""
-    if engine == "onnx":
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads or 0
-        return {"session_options": options}
-    counted = {} if threads is None else {"INFERENCE_NUM_THREADS": threads}
-    return {"config": {"INFERENCE_PRECISION_HINT": "f32", **counted}}
+        return ServedModel(exported, caches, folder, texts, width, limits)

@@ -399,8 +399,8 @@ def broken(model, number):
     return copied
 
 
-# for llama.cpp, which runs none of these models, see test_for_gguf.py
-OF_ANY = [to for to in TARGETS if to != "gguf"]
+# llama.cpp runs none of these models, see test_for_gguf.py; ExecuTorch is not installed, see test_for_executorch.py
+OF_ANY = [to for to in TARGETS if to not in ("gguf", "executorch")]
 TARGETS_OF = {"bert": OF_ANY, "gpt2": OF_ANY, "marian": ("onnx", "openvino", "ctranslate2")}
 
 

@@ -225,7 +225,7 @@ def test_a_folder_that_is_none(folder, tmp_path):
     for path in ("nowhere/at/all", "x" * 300, str(folder / "config.json")):
         with pytest.raises(DataError, match="no such folder"):
             load_exported(path)
-    with pytest.raises(DataError, match=r"has no export\.json, so it is not an export to onnx or openvino"):
+    with pytest.raises(DataError, match=r"has no export\.json, so it is not an export to onnx, openvino, executorch"):
         load_exported(tmp_path)
     assert load_exported(str(folder)).config.model_type == "bert"
 

@@ -1,0 +1,187 @@
+"""The target ExecuTorch: planned sizes, more rows than planned, what is checked of a program before it is loaded."""
+
+import json
+
+import pytest
+import torch
+from compressing import batches_of
+from served_outputs import assert_same_outputs, text_batch
+from torch.utils import _pytree as pytree
+from transformers import AutoModel, AutoTokenizer
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+import tiny
+from collab_heads import compress, export, load_exported
+from collab_heads.errors import ArgumentError, DataError, UnsupportedModelError
+from collab_heads.saving.card import NAME
+from collab_heads.serving import for_graphs
+from collab_heads.serving.for_executorch import sizes
+from collab_heads.serving.graph_engines import ENGINES
+from collab_heads.serving.graph_interface import input_names, input_tree, output_paths
+from collab_heads.serving.served_model import joined, largest_number_of_rows
+from families import FAMILIES
+
+MARK = b"ET12eh00"
+
+
+def test_memory_is_planned_for_what_a_model_reads():
+    model = FAMILIES["bert"].build()
+    found = sizes(model, {"input_ids": torch.ones(3, 9), "attention_mask": torch.ones(3, 9), "flag": True})
+    most = {name: {axis: dim.max for axis, dim in (axes or {}).items()} for name, axes in found.items()}
+    read = model.config.max_position_embeddings
+    assert most == {"input_ids": {0: 3, 1: read}, "attention_mask": {0: 3, 1: read}, "flag": {}}
+    images = sizes(FAMILIES["vit"].build(), {"pixel_values": torch.ones(2, 3, 8, 8)})
+    assert {axis: (dim.min, dim.max) for axis, dim in images["pixel_values"].items()} == {0: (1, 2)}
+
+
+def test_models_that_generate_are_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(for_graphs, "check_extra", lambda *_: None)  # whether it is installed or not
+    for name in ("gpt2", "marian"):
+        with pytest.raises(UnsupportedModelError, match=r"executorch: \w+ generates, .*cache of one size"):
+            export(FAMILIES[name].build().eval(), tmp_path / "served", "executorch")
+    with pytest.raises(ArgumentError, match="int8=True: executorch takes no weights of eight bits"):
+        export(FAMILIES["bert"].build().eval(), tmp_path / "served", "executorch", int8=True)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    (
+        (b"", "the mark"),
+        (b"\0\0\0\0TFL3" + bytes(60), "the mark"),
+        (bytes(4) + MARK + bytes(12) + (100).to_bytes(8, "little") + (50).to_bytes(8, "little"), "the graph reads 150"),
+    ),
+)
+def test_files_that_are_no_whole_program(content, said, tmp_path):
+    file = tmp_path / "model.pte"
+    file.write_bytes(content)
+    with pytest.raises((DataError, ValueError), match=said):
+        ENGINES["executorch"].check(file, set())
+    file.unlink()
+    with pytest.raises(DataError, match="no such file"):
+        ENGINES["executorch"].check(file, set())
+
+
+def test_descriptions_are_those_of_torch():
+    output = BaseModelOutputWithPooling(last_hidden_state=1, pooler_output=2, hidden_states=(3, 4))
+    described = pytree.treespec_dumps(pytree.tree_structure(output))
+    assert output_paths(described) == ["last_hidden_state", "pooler_output", "hidden_states.0", "hidden_states.1"]
+    made = input_tree(["a", "b"])
+    assert input_names(made) == ["a", "b"]
+    assert pytree.treespec_loads(made) == pytree.tree_structure(((), {"a": 1, "b": 2}))
+    with pytest.raises(ValueError, match="the type of an output"):
+        output_paths(described.replace("transformers.modeling_outputs.BaseModelOutputWithPooling", "os.path.join"))
+
+
+def test_more_rows_than_planned_are_run_in_portions():
+    inputs, limits = (
+        {"input_ids": torch.ones(5, 7), "other": torch.ones(5, 2)},
+        {"input_ids": (2, 9), "unknown": (1, 1)},
+    )
+    assert largest_number_of_rows(inputs, limits) == 2
+    assert largest_number_of_rows(inputs, {"input_ids": (5, 7)}) is None and largest_number_of_rows(inputs, {}) is None
+    with pytest.raises(ArgumentError, match=r"input_ids of shape \[5, 7\]: the graph takes rows of \[6\] at most"):
+        largest_number_of_rows(inputs, {"input_ids": (2, 6)})
+    parts = [{"a": torch.full((rows, 2), float(rows)), "b": (torch.zeros(rows),)} for rows in (2, 2, 1)]
+    whole = joined(parts)
+    assert whole["a"][:, 0].tolist() == [2, 2, 2, 2, 1] and len(whole["b"][0]) == 5
+
+
+@pytest.fixture
+def executorch():
+    """The engine, which is no part of the tests' packages: pip install executorch."""
+    pytest.importorskip("transformers.exporters.runners", reason="exports of graphs need transformers 5.23")
+    return pytest.importorskip("executorch", reason="ExecuTorch is not installed")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("executorch")
+@pytest.mark.parametrize(
+    "name, bits", [("bert", (8, 4)), *((name, None) for name in ("albert", "distilbert", "roberta", "mpnet", "vit"))]
+)
+def test_models_run_there(name, bits, tmp_path):
+    family = FAMILIES[name]
+    model = family.build().eval()
+    compress(model, batches_of(family, 4), 0.5, refine_steps=0, bits=bits)
+    report = export(model, tmp_path / "served", "executorch")
+    assert report.difference < 1e-5 and not report.int8
+    assert ("weights on grids" in str(report)) == (bits is not None)
+    served = load_exported(tmp_path / "served", threads=1)
+    if name == "vit":
+        inputs = {"pixel_values": torch.cat([each["pixel_values"] for each in batches_of(family, 3)])}
+        with torch.no_grad():
+            torch.testing.assert_close(served(**inputs)[0], model(**inputs)[0], rtol=0, atol=1e-4)
+        return
+    for rows in (1, 2, 5):  # two are planned
+        assert_same_outputs(model, served, text_batch(rows, 17))
+    with pytest.raises(ArgumentError, match=r"the graph takes rows of \[\d+\] at most; cut the texts"):
+        served(**text_batch(1, 500))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("executorch")
+def test_a_sentence_encoder_embeds(tmp_path):
+    """As sentence-transformers does, also where that runs the program, and where only ExecuTorch is there."""
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    source, texts = tiny.write_modules(tiny.save_tiny_bert(tmp_path / "source")), ["w5 w9 w20", "w7", "w1 w2 w3"]
+    model, tokenizer = AutoModel.from_pretrained(source).eval(), AutoTokenizer.from_pretrained(source)
+    export(model, tmp_path / "served", "executorch", tokenizer=tokenizer)
+    expected = sentence_transformers.SentenceTransformer(str(source), device="cpu").encode(texts)
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "served"), device="cpu", trust_remote_code=True)
+    for found in (load_exported(tmp_path / "served").encode(texts), theirs.encode(texts)):
+        assert abs(found - expected).max() < 1e-5
+    card = (tmp_path / "served/README.md").read_text()
+    code = card.partition("### ExecuTorch")[2].partition("```python\n")[2].partition("```")[0]
+    names: dict = {}
+    exec(code.replace(NAME, str(tmp_path / "served")).replace("A sentence.", texts[0]), names)
+    assert abs(names["embeddings"].numpy() - expected[:1]).max() < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("executorch")
+@pytest.mark.parametrize("name", ("gpt2", "llama", "qwen3"))
+def test_decoders_by_the_recipe_of_transformers(name):
+    """With a cache of one size, one token at a time, as the page shows."""
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.exir import to_edge_transform_and_lower
+    from executorch.runtime import Runtime
+    from transformers.integrations.executorch import TorchExportableModuleForDecoderOnlyLM
+
+    model = FAMILIES[name].build().eval()
+    compress(model, batches_of(FAMILIES[name], 4), 0.5, refine_steps=0)
+    ids = text_batch(1, 8)["input_ids"]
+    with torch.no_grad():
+        expected = model(ids).logits
+    model.generation_config.cache_implementation = "static"
+    exportable = TorchExportableModuleForDecoderOnlyLM(model, batch_size=1, max_cache_len=16)
+    program = exportable.export(input_ids=ids[:, :1], cache_position=torch.tensor([0]))
+    lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()]).to_executorch()
+    method = Runtime.get().load_program(lowered.buffer).load_method("forward")
+    steps = [method.execute([ids[:, [at]], torch.tensor([at])])[0] for at in range(ids.shape[1])]
+    torch.testing.assert_close(torch.cat(steps, dim=1), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("executorch")
+def test_a_folder_that_contradicts_its_program_is_refused(tmp_path):
+    export(FAMILIES["bert"].build().eval(), tmp_path / "served", "executorch")
+    (tmp_path / "served/manifest.json").unlink()
+    said = json.loads((tmp_path / "served/export.json").read_text())
+    metadata = said["components"]["model"]["metadata"]
+    for field, change in (
+        ("out_constants", [[0, None]]),
+        ("kwargs", {"input_ids": metadata["kwargs"]["input_ids"]}),
+        ("kwargs", {name: {"container": "Cache"} for name in metadata["kwargs"]}),
+    ):
+        edited = {**metadata, field: change}
+        (tmp_path / "served/export.json").write_text(
+            json.dumps({**said, "components": {"model": {"file": "model.pte", "metadata": edited}}})
+        )
+        with pytest.raises(DataError, match=r"export\.json is damaged, or was changed by hand|model\.pte is damaged"):
+            load_exported(tmp_path / "served")
+    (tmp_path / "served/export.json").write_text(json.dumps(said))
+    assert load_exported(tmp_path / "served") is not None
+    file = tmp_path / "served/model.pte"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(DataError, match=r"model\.pte is damaged: it has .* bytes, and the graph reads"):
+        load_exported(tmp_path / "served")
