@@ -114,10 +114,10 @@ def check_folder(folder: Path) -> None:
     if not is_folder:
         raise DataError(f"no such folder: {str(folder)!r:.300}{did_you_mean(folder.name, siblings)}")
     if not (folder / EXPORT).exists():
-        raise DataError(
-            f"{folder} has no {EXPORT}, so it is not an export to {', '.join(ENGINES)}: load a checkpoint with "
-            "from_pretrained, and what was exported to ctranslate2 with ctranslate2"
-        )
+        way = "load a checkpoint with from_pretrained, and what was exported to ctranslate2 with ctranslate2"
+        if within := sorted(place.parent.name for place in folder.glob(f"*/{EXPORT}")):
+            way = f"the exports are in {', '.join(within)}: load one of these folders"
+        raise DataError(f"{folder} has no {EXPORT}, so it is not an export to {', '.join(ENGINES)}: {way}")
 
 
 def check_digests(folder: Path) -> None:

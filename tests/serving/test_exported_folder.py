@@ -227,6 +227,11 @@ def test_a_folder_that_is_none(folder, tmp_path):
             load_exported(path)
     with pytest.raises(DataError, match=r"has no export\.json, so it is not an export to onnx, openvino, executorch"):
         load_exported(tmp_path)
+    for name in ("openvino", "onnx"):
+        (tmp_path / "whole" / name).mkdir(parents=True)
+        (tmp_path / "whole" / name / "export.json").write_text("{}")
+    with pytest.raises(DataError, match=r"the exports are in onnx, openvino: load one of these folders"):
+        load_exported(tmp_path / "whole")
     assert load_exported(str(folder)).config.model_type == "bert"
 
 
