@@ -289,8 +289,28 @@ def listed(entry) -> list[str]:
     return [page for each in (entry.values() if isinstance(entry, dict) else entry) for page in listed(each)]
 
 
-def test_the_site_lists_every_page_once():
-    assert sorted(f"docs/{page}" for page in listed(site()["nav"])) == sorted(IN_DOCS)
+ENTRIES = 30  # of the sidebar, one of which is the page of the notebooks
+WORDS = 1500  # of prose, beside tables and code: five minutes
+
+
+def test_the_sidebar_is_short_and_its_pages_lead_to_all_others():
+    pages = [f"docs/{page}" for page in listed(site()["nav"])]
+    assert len(set(pages)) == len(pages) < ENTRIES and set(pages) <= set(IN_DOCS)
+    linked = {(DOCS.parent / name).parent / link.split("#")[0] for name in pages for link in PAGES[name].links}
+    found = {str(target.resolve().relative_to(ROOT)) for target in linked}
+    assert [page for page in IN_DOCS if page not in {*pages, *found}] == []
+
+
+def words(text: str) -> int:
+    """How many words a page has beside tables and code."""
+    prose = re.sub(r"^```.*?^```|^<!--.*?-->|^\|.*?$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return len(prose.split())
+
+
+def test_pages_take_five_minutes():
+    pages = {name: words(PAGES[name].text) for name in IN_DOCS if name.startswith("docs/results/")}
+    assert pages and {name: number for name, number in pages.items() if number > WORDS} == {}
+    assert words("One two\n```python\nno = 1\n```\n<!-- table: no -->\n| no | no |\n<!-- end -->\nthree.\n") == 3
 
 
 def test_the_site_fetches_nothing():

@@ -13,8 +13,8 @@ PAGES = {
     "minilm": "compression",
     "marian": "compression",
     "t5": "compression",
-    "gpt2": "language-models",
-    "qwen3": "language-models",
+    "gpt2": "language-models-small",
+    "qwen3": "language-models-small",
 }
 SHARES = {0.5: "half", 0.33: "a third", 0.25: "a quarter"}
 BOUNDS = (1, 2, 5)  # per cent of the original's score
