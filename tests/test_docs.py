@@ -33,6 +33,10 @@ SLOW = {
     "docs/guides/train-with-trainer.md",
     "docs/guides/peft-export.md",
     "docs/guides/serve.md",
+    "docs/guides/serve-elsewhere.md",
+    "docs/guides/serve-decoders.md",
+    "docs/guides/serve-checkpoints.md",
+    "docs/guides/serve-bits.md",
     "docs/guides/trim-vocabulary.md",
     "docs/guides/publish.md",  # starts interpreters
     "docs/guides/efficiency.md",
@@ -290,6 +294,7 @@ def listed(entry) -> list[str]:
 
 
 ENTRIES = 30  # of the sidebar, one of which is the page of the notebooks
+SHORT = ("docs/results/", "docs/guides/")
 WORDS = 1500  # of prose, beside tables and code: five minutes
 
 
@@ -308,7 +313,7 @@ def words(text: str) -> int:
 
 
 def test_pages_take_five_minutes():
-    pages = {name: words(PAGES[name].text) for name in IN_DOCS if name.startswith("docs/results/")}
+    pages = {name: words(PAGES[name].text) for name in IN_DOCS if name.startswith(SHORT)}
     assert pages and {name: number for name, number in pages.items() if number > WORDS} == {}
     assert words("One two\n```python\nno = 1\n```\n<!-- table: no -->\n| no | no |\n<!-- end -->\nthree.\n") == 3
 
