@@ -4,9 +4,12 @@ import json
 
 from common import RESULTS
 
+USED: set[str] = set()  # the names of the records that were read
+
 
 def stored(name: str) -> dict:
     """Read a stored record."""
+    USED.add(name)
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
