@@ -199,6 +199,55 @@ def test_scores_in_prose_are_those_of_the_tables(tables):
     assert strange_scores(page % " (not stored)", tables.MARKED, set()) == ["12.34"]
 
 
+NUMBER = re.compile(r"(?<!Apache-)(?<![\w.,/])\d+\.\d+(?!\w|/|\.\d)")
+SUMMARIES = ("README.md", "docs/results/index.md", "docs/results/compression.md", "docs/results/compression-peers.md")
+SUMMARIES += ("docs/results/claims.md",)
+
+
+def section(text: str, anchor: str) -> str:
+    """The part of a page that an anchor leads to; all of it without one."""
+    parts = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+    return text if not anchor else "".join(part for part in parts if anchor in Page("", part).anchors)
+
+
+def strange_numbers(page: Page, marked: re.Pattern, pages: dict[str, Page]) -> list[str]:
+    """The numbers with a point in the prose of a page that none of its tables rounds to.
+
+    A paragraph may link to a section of another page with a table of them, or say that they are not stored.
+    """
+
+    def of_tables(text: str) -> list[float]:
+        return [float(number) for table in marked.finditer(text) for number in re.findall(r"\d+\.\d+", table[0])]
+
+    def linked(link: str) -> str:
+        target, _, anchor = link.partition("#")
+        other = pages.get(os.path.normpath(Path(page.name).parent / target))
+        return section(other.text, anchor) if other else ""
+
+    prose, found = re.sub(r"^```.*?^```", "", marked.sub("", page.text), flags=re.DOTALL | re.MULTILINE), []
+    for paragraph in re.split(r"\n\s*\n|\n(?=[-|] )", prose):
+        if re.search(r"not\s+stored|by\s+hand", paragraph):
+            continue
+        texts = [page.text, *map(linked, Page("", paragraph).links)]
+        known = [each for text in texts for each in of_tables(text)]
+        for number in NUMBER.findall(re.sub(r"Python\s+3\.\d+|\]\(\S+\)", "", paragraph)):
+            rounding = 0.5 * 10 ** -len(number.split(".")[1]) + 1e-9
+            if not any(abs(each - float(number)) <= rounding for each in known):
+                found.append(number)
+    return found
+
+
+def test_numbers_of_the_summaries_are_those_of_tables(tables):
+    """The start of the README and of the results say what the stored results say, rounded."""
+    found = {name: strange_numbers(PAGES[name], tables.MARKED, PAGES) for name in SUMMARIES}
+    assert {name: numbers for name, numbers in found.items() if numbers} == {}
+    table = "<!-- table: x -->\n| 56.78 | 0.04 |\n<!-- end -->\n"
+    pages = {"a.md": Page("a.md", "0.0 and 56.8.\n\n" + table), "b.md": Page("b.md", table)}
+    assert strange_numbers(pages["a.md"], tables.MARKED, pages) == []
+    wrong = Page("a.md", "56.7, 56.8.\n\n- 56.7 [b](b.md)\n- 56.8 [b](b.md)\n\n9.9 (not stored)\n")
+    assert strange_numbers(wrong, tables.MARKED, {"a.md": wrong, "b.md": pages["b.md"]}) == ["56.7", "56.8", "56.7"]
+
+
 def fault(name: str, link: str) -> str:
     """Name what is wrong with a link of a page; nothing if it leads somewhere."""
     path, _, anchor = link.partition("#")

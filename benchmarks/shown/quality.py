@@ -1,15 +1,10 @@
 """Tables of quality lost against size saved: sentence encoders, compression, language models, chemistry."""
 
 from shown.columns import LOST, PARAMETERS, TABLES, TASKS, Columns, made, plain, shown
-from shown.records import stored
+from shown.records import current, stored
 
-plain(
-    "glue",
-    "glue",
-    {"R": ""}
-    | {f"{task}{again}": (f"{key}{again}", ".2f") for again in ("", " again") for task, key in TASKS.items()}
-    | PARAMETERS,
-)
+GLUE = {f"{task}{again}": (f"{key}{again}", ".2f") for again in ("", " again") for task, key in TASKS.items()}
+TABLES["glue"] = lambda: shown(current("glue"), {"R": ""} | GLUE | PARAMETERS)
 SEEDS_OF_GLUE = {"RTE": "rte", "MRPC": "mrpc", "STS-B": "stsb", "CoLA": "cola", "SST-2": "sst2"}
 SEEDS_OF_GLUE |= {"average": "average", "WNLI": "wnli"}
 BY_SEED = {"against the original": ("difference", "+.2f"), "95 %": "", "by seed": ("gaps_in_words", "")}
