@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 # pytorch.org, "Get started"), or say where it is: make PIP_ARGS="--index-url ...", PIP_ARGS="--find-links ..."
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
-.PHONY: demo test test-slow test-share test-portable test-transformers test-lowest test-python lint docs bench bench-compress bench-glue bench-heads bench-images bench-nmt bench-seen bench-gpu clean
+.PHONY: demo test test-slow test-share test-portable test-transformers test-lowest test-python lint docs bench clean
 
 # all rows of both tables, in five minutes; one of each: make demo GLUE_ROW=2 TRANSLATION_ROW=2
 demo: $(VENV)/.demo
@@ -80,57 +80,16 @@ lint: $(VENV)/.lint
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# what the tables of docs/results show (python benchmarks/tables.py writes them); the benchmarks need ../shared (or
-# COLLAB_HEADS_SHARED) and take about an hour on two cores
-bench: $(VENV)/.bench
-	$(BIN)/python benchmarks/stsb.py
-	$(BIN)/python benchmarks/translation.py
-	$(BIN)/python benchmarks/decomposition.py
-	$(BIN)/python benchmarks/swap_speed.py
-	$(BIN)/python benchmarks/attention.py
-	$(BIN)/python benchmarks/training.py
-	$(BIN)/python benchmarks/nmt_speed.py
-	$(BIN)/python benchmarks/nmt_speed.py --inference
-	$(BIN)/python benchmarks/pruning.py
-
-# compress and distill: MiniLM, Marian, T5, decoders, beside what others take; four hours, of which distillation is most
-bench-compress: $(VENV)/.bench
-	$(BIN)/python benchmarks/first_example.py
-	$(BIN)/python benchmarks/compression.py minilm marian t5
-	$(BIN)/python benchmarks/lm.py gpt2 qwen3 --steps 300
-	$(BIN)/python benchmarks/compression_speed.py
-	$(BIN)/python benchmarks/block_profile.py
-
-# images: a small DeiT on scikit-learn's digits; half an hour on a busy core, runs that are complete are not repeated
-bench-images: $(VENV)/.bench
-	$(BIN)/python benchmarks/digits.py
-
-# the GLUE table: about eight hours on two cores; runs that are complete are not repeated
-bench-glue: $(VENV)/.bench
-	$(BIN)/python benchmarks/glue.py
-	$(BIN)/python benchmarks/glue.py --table
-
-# the table of heads kept: about an hour and a half on two cores; runs that are complete are not repeated
-bench-heads: $(VENV)/.bench
-	$(BIN)/python benchmarks/heads.py
-	$(BIN)/python benchmarks/heads.py --table
-
-# the tables of translation models: about nine hours on two cores; runs that are complete are not repeated
-bench-nmt: $(VENV)/.bench
-	for part in heads widths scratch longer t5 mixing born; do \
-		$(BIN)/python benchmarks/nmt.py $$part && $(BIN)/python benchmarks/nmt.py $$part --table || exit 1; \
-	done
-
-# what heads do: about forty minutes on two cores
-bench-seen: $(VENV)/.bench
-	for part in marian minilm balance speed; do $(BIN)/python benchmarks/heads_seen.py $$part || exit 1; done
-	$(BIN)/python benchmarks/contributions.py
-	$(BIN)/python benchmarks/roles.py
-
-# every kind beside stock on a CUDA device, in ten minutes and without data; .venv needs a torch built for the device:
+# what a table of the documentation shows: make bench-NAME, which stands under the table with its minutes; all targets are
+# in benchmarks/targets.py. python benchmarks/tables.py writes the tables. Most need ../shared (or COLLAB_HEADS_SHARED);
+# rows that are stored are not measured again, but with AGAIN=1. bench-gpu needs a torch built for the device:
 # make PIP_ARGS="--index-url ..." bench-gpu
-bench-gpu: $(VENV)/.bench
-	$(BIN)/python benchmarks/gpu.py
+.PRECIOUS: $(VENV)/.bench
+bench-%: $(VENV)/.bench
+	$(BIN)/python benchmarks/targets.py $*
+
+# all that trains nothing: an hour on two cores
+bench: $(addprefix bench-,stsb translation decomposition swap-speed attention training nmt-speed nmt-speed-inference pruning)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

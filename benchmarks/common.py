@@ -104,8 +104,8 @@ def write_again(name: str, rows: list[Mapping], note: str, **more) -> None:
 class RowStore:
     """Rows that a benchmark keeps as they come, in WORK/NAME.jsonl, and does not measure again.
 
-    Where there is no such file, as on a new machine, it begins with the rows that the results keep under "each". To
-    measure rows again, delete them from the file.
+    Where there is no such file, as on a new machine, it begins with the rows that the results keep under "each", but
+    not with AGAIN=1 in the environment. To measure some rows again, delete them from the file.
 
     Args:
         name: NAME.
@@ -121,7 +121,7 @@ class RowStore:
         self.rows: list[dict] = []
         if is_tried:
             return
-        if not self.place.exists() and result.exists():
+        if not self.place.exists() and result.exists() and not os.environ.get("AGAIN"):
             self.place.write_text("".join(json.dumps(row) + "\n" for row in json.loads(result.read_text())["each"]))
         if self.place.exists():
             self.rows = [json.loads(line) for line in self.place.read_text().splitlines()]

@@ -7,6 +7,8 @@ A table stands in README.md or a page of docs/ between two lines, and this progr
     <!-- table: stsb -->
     <!-- end -->
 
+Under a table it names the target of make that measures it, and how long that took (`targets.py`).
+
 With --check it changes nothing, and exits with 1 if a table is not what the stored results say.
 """
 
@@ -17,9 +19,12 @@ from pathlib import Path
 
 from shown import claims, efficiency, heads_seen, images, overview, quality, served, speed, summary, translation
 from shown.columns import TABLES
+from shown.records import USED
+from targets import TARGETS, target_of
 
 from common import ROOT
 
+SEVERAL = 2  # targets that a table names
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
 SUBJECTS = (
     claims,
@@ -40,13 +45,35 @@ def pages() -> list[Path]:
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
+def targets_of(name: str) -> list[str]:
+    """Return the targets of make that write what a table shows.
+
+    Raises:
+        KeyError: if this program does not make the table.
+    """
+    USED.clear()
+    TABLES[name]()
+    return sorted({target for record in USED if (target := target_of(record))})
+
+
 def written(text: str) -> str:
-    """Return a page with its tables filled in from the stored results.
+    """Return a page with its tables filled in from the stored results, and the targets that make them.
+
+    A page names a target once. A table of many targets sums up those of other pages, and names none.
 
     Raises:
         KeyError: if a page asks for a table that this program does not make.
     """
-    return MARKED.sub(lambda marks: f"{marks[1]}\n{TABLES[marks[2]]()}\n\n{marks[3]}", text)
+    named: set[str] = set()
+
+    def filled(marks: re.Match[str]) -> str:
+        targets = targets_of(marks[2])
+        lines = [f"`make bench-{name}`: {TARGETS[name].takes}.\n\n" for name in targets if name not in named]
+        shown = lines if len(targets) <= SEVERAL else []
+        named.update(targets if shown else ())
+        return f"{marks[1]}\n{TABLES[marks[2]]()}\n\n" + "".join(shown) + marks[3]
+
+    return MARKED.sub(filled, text)
 
 
 def main() -> None:

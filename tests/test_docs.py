@@ -33,6 +33,10 @@ SLOW = {
     "docs/guides/train-with-trainer.md",
     "docs/guides/peft-export.md",
     "docs/guides/serve.md",
+    "docs/guides/serve-elsewhere.md",
+    "docs/guides/serve-decoders.md",
+    "docs/guides/serve-checkpoints.md",
+    "docs/guides/serve-bits.md",
     "docs/guides/trim-vocabulary.md",
     "docs/guides/publish.md",  # starts interpreters
     "docs/guides/efficiency.md",
@@ -195,6 +199,55 @@ def test_scores_in_prose_are_those_of_the_tables(tables):
     assert strange_scores(page % " (not stored)", tables.MARKED, set()) == ["12.34"]
 
 
+NUMBER = re.compile(r"(?<!Apache-)(?<![\w.,/])\d+\.\d+(?!\w|/|\.\d)")
+SUMMARIES = ("README.md", "docs/results/index.md", "docs/results/compression.md", "docs/results/compression-peers.md")
+SUMMARIES += ("docs/results/claims.md",)
+
+
+def section(text: str, anchor: str) -> str:
+    """The part of a page that an anchor leads to; all of it without one."""
+    parts = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+    return text if not anchor else "".join(part for part in parts if anchor in Page("", part).anchors)
+
+
+def strange_numbers(page: Page, marked: re.Pattern, pages: dict[str, Page]) -> list[str]:
+    """The numbers with a point in the prose of a page that none of its tables rounds to.
+
+    A paragraph may link to a section of another page with a table of them, or say that they are not stored.
+    """
+
+    def of_tables(text: str) -> list[float]:
+        return [float(number) for table in marked.finditer(text) for number in re.findall(r"\d+\.\d+", table[0])]
+
+    def linked(link: str) -> str:
+        target, _, anchor = link.partition("#")
+        other = pages.get(os.path.normpath(Path(page.name).parent / target))
+        return section(other.text, anchor) if other else ""
+
+    prose, found = re.sub(r"^```.*?^```", "", marked.sub("", page.text), flags=re.DOTALL | re.MULTILINE), []
+    for paragraph in re.split(r"\n\s*\n|\n(?=[-|] )", prose):
+        if re.search(r"not\s+stored|by\s+hand", paragraph):
+            continue
+        texts = [page.text, *map(linked, Page("", paragraph).links)]
+        known = [each for text in texts for each in of_tables(text)]
+        for number in NUMBER.findall(re.sub(r"Python\s+3\.\d+|\]\(\S+\)", "", paragraph)):
+            rounding = 0.5 * 10 ** -len(number.split(".")[1]) + 1e-9
+            if not any(abs(each - float(number)) <= rounding for each in known):
+                found.append(number)
+    return found
+
+
+def test_numbers_of_the_summaries_are_those_of_tables(tables):
+    """The start of the README and of the results say what the stored results say, rounded."""
+    found = {name: strange_numbers(PAGES[name], tables.MARKED, PAGES) for name in SUMMARIES}
+    assert {name: numbers for name, numbers in found.items() if numbers} == {}
+    table = "<!-- table: x -->\n| 56.78 | 0.04 |\n<!-- end -->\n"
+    pages = {"a.md": Page("a.md", "0.0 and 56.8.\n\n" + table), "b.md": Page("b.md", table)}
+    assert strange_numbers(pages["a.md"], tables.MARKED, pages) == []
+    wrong = Page("a.md", "56.7, 56.8.\n\n- 56.7 [b](b.md)\n- 56.8 [b](b.md)\n\n9.9 (not stored)\n")
+    assert strange_numbers(wrong, tables.MARKED, {"a.md": wrong, "b.md": pages["b.md"]}) == ["56.7", "56.8", "56.7"]
+
+
 def fault(name: str, link: str) -> str:
     """Name what is wrong with a link of a page; nothing if it leads somewhere."""
     path, _, anchor = link.partition("#")
@@ -289,8 +342,29 @@ def listed(entry) -> list[str]:
     return [page for each in (entry.values() if isinstance(entry, dict) else entry) for page in listed(each)]
 
 
-def test_the_site_lists_every_page_once():
-    assert sorted(f"docs/{page}" for page in listed(site()["nav"])) == sorted(IN_DOCS)
+ENTRIES = 30  # of the sidebar, one of which is the page of the notebooks
+SHORT = ("docs/results/", "docs/guides/")
+WORDS = 1500  # of prose, beside tables and code: five minutes
+
+
+def test_the_sidebar_is_short_and_its_pages_lead_to_all_others():
+    pages = [f"docs/{page}" for page in listed(site()["nav"])]
+    assert len(set(pages)) == len(pages) < ENTRIES and set(pages) <= set(IN_DOCS)
+    linked = {(DOCS.parent / name).parent / link.split("#")[0] for name in pages for link in PAGES[name].links}
+    found = {str(target.resolve().relative_to(ROOT)) for target in linked}
+    assert [page for page in IN_DOCS if page not in {*pages, *found}] == []
+
+
+def words(text: str) -> int:
+    """How many words a page has beside tables and code."""
+    prose = re.sub(r"^```.*?^```|^<!--.*?-->|^\|.*?$", "", text, flags=re.DOTALL | re.MULTILINE)
+    return len(prose.split())
+
+
+def test_pages_take_five_minutes():
+    pages = {name: words(PAGES[name].text) for name in IN_DOCS if name.startswith(SHORT)}
+    assert pages and {name: number for name, number in pages.items() if number > WORDS} == {}
+    assert words("One two\n```python\nno = 1\n```\n<!-- table: no -->\n| no | no |\n<!-- end -->\nthree.\n") == 3
 
 
 def test_the_site_fetches_nothing():

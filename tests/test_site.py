@@ -8,6 +8,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 from chromium import MISSING, PROGRAM, Browser
@@ -74,6 +75,23 @@ def test_quantities_stay_on_one_line():
     text = "<td>91 → 70</td> <p>loses 0.9 % of <code>4 → 3 %</code> 1 → <em>2</em>, 3 points <pre><b>5 %</b></pre>"
     whole = hook_of("whole_numbers").whole(text)
     assert whole == text.replace("91 → 70", "91\N{NBSP}→\N{NBSP}70").replace("0.9 %", "0.9\N{NBSP}%")
+
+
+def test_pages_outside_the_sidebar_lead_to_the_page_that_lists_them(hook):
+    def shown(name: str, parent: object = None) -> str:
+        page = SimpleNamespace(file=SimpleNamespace(src_uri=name), parent=parent)
+        return hook_of("parents").on_page_markdown("# Speed\n\nTimes.\n", page)
+
+    assert shown("results/speed.md") == "# Speed\n\nPart of [Results](index.md).\n\nTimes.\n"
+    for listed in (shown("results/speed.md", "Results"), shown("results/index.md"), shown("limits.md")):
+        assert listed == "# Speed\n\nTimes.\n"
+
+
+def test_notebooks_have_a_page_that_lists_them(hook):
+    text = hook.listed([ROOT / "notebooks" / "serve.ipynb"])
+    assert text.startswith("# Notebooks\n") and text.rstrip().endswith("](serve.md)")
+    config = SimpleNamespace(nav=[{"Start": "index.md"}, {"The scripts": "scripts.md"}], docs_dir=str(DOCS))
+    assert hook.on_config(config).nav[1] == {"Notebooks": "notebooks/index.md"}
 
 
 def test_a_notebook_is_a_page(hook):

@@ -1,4 +1,4 @@
-"""The page of error messages: each one that it quotes is in the code, word for word."""
+"""The pages of error messages: each one that they quote is in the code, word for word."""
 
 import ast
 import re
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pages import PAGES, ROOT
 
-PAGE = PAGES["docs/troubleshooting.md"]
-QUOTES = re.findall(r"^> `(.+)`$", PAGE.text, flags=re.MULTILINE)
+TEXT = "\n".join(page.text for name, page in PAGES.items() if name.startswith("docs/troubleshooting"))
+QUOTES = re.findall(r"^> `(.+)`$", TEXT, flags=re.MULTILINE)
 TELLING = 14  # characters of fixed text by which a message is recognised
 # Quotes that share an answer are variants of one message: all of them match one of these patterns.
 VARIANTS = (
@@ -120,7 +120,7 @@ def without_answer(text: str) -> list[str]:
 
 
 def test_every_message_has_an_answer_of_its_own():
-    assert without_answer(PAGE.text) == []
+    assert without_answer(TEXT) == []
 
 
 def test_a_message_without_an_answer_is_seen():
@@ -133,7 +133,7 @@ def test_a_message_without_an_answer_is_seen():
 
 def test_there_are_messages():
     assert len(QUOTES) > 80 and len(set(QUOTES)) == len(QUOTES)
-    assert PAGE.text.count("\n> ") == len(QUOTES)  # a quote of another form would not be looked for
+    assert TEXT.count("\n> ") == len(QUOTES)  # a quote of another form would not be looked for
 
 
 def test_messages_that_nobody_says_are_seen():

@@ -55,7 +55,7 @@ class Claim:
     decides: Callable[[], str] | None = None
 
 
-TRANSLATION, GLUE_PAGE = "[translation](translation.md)", "[sentence encoders](sentence-encoders.md)"
+TRANSLATION, GLUE_PAGE = "[translation](translation.md)", "[narrower projections](narrower-projections.md)"
 IMAGES, FEWER = "[images](images.md)", "[fewer heads](fewer-heads.md)"
 MIXED, SEEN, SPEED = "[mixed heads](mixed-heads.md)", "[what heads do](what-heads-do.md)", "[speed](speed.md)"
 

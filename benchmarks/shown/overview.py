@@ -13,17 +13,17 @@ PAGES = {
     "minilm": "compression",
     "marian": "compression",
     "t5": "compression",
-    "gpt2": "language-models",
-    "qwen3": "language-models",
+    "gpt2": "language-models-small",
+    "qwen3": "language-models-small",
 }
 SHARES = {0.5: "half", 0.33: "a third", 0.25: "a quarter"}
 BOUNDS = (1, 2, 5)  # per cent of the original's score
 ENGINES = {"onnx, int8": "ONNX Runtime, int8", "ctranslate2, int8": "CTranslate2, int8"}
 
 
-def linked(text: str, page: str, anchor: str = "") -> str:
+def linked(text: str, page: str) -> str:
     """Return a link to a page of results, or of docs where the page has a folder."""
-    return f"[{text}]({page}.md{anchor})"
+    return f"[{text}]({page}.md)"
 
 
 def percent(share: float) -> str:
@@ -126,7 +126,7 @@ def served_row(model: str, budget: float, engine: str, steps: int) -> dict:
     if found.get("lost elsewhere") is not None:
         other += f"; int8 alone: {alone['lost elsewhere']:.2f}"
     return {
-        "what": linked(f"{SHARES[budget]} of the layers, {ENGINES[engine]}", "../guides/serve", "#what-it-gives"),
+        "what": linked(f"{SHARES[budget]} of the layers, {ENGINES[engine]}", "engines"),
         "model and score": NAMES[model],
         "MB": f"{original['megabytes']:.0f} → {found['megabytes']:.0f}",
         "score": f"{original['score']:.2f} → {found['score']:.2f}",

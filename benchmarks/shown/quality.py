@@ -1,15 +1,10 @@
 """Tables of quality lost against size saved: sentence encoders, compression, language models, chemistry."""
 
 from shown.columns import LOST, PARAMETERS, TABLES, TASKS, Columns, made, plain, shown
-from shown.records import stored
+from shown.records import current, stored
 
-plain(
-    "glue",
-    "glue",
-    {"R": ""}
-    | {f"{task}{again}": (f"{key}{again}", ".2f") for again in ("", " again") for task, key in TASKS.items()}
-    | PARAMETERS,
-)
+GLUE = {f"{task}{again}": (f"{key}{again}", ".2f") for again in ("", " again") for task, key in TASKS.items()}
+TABLES["glue"] = lambda: shown(current("glue"), {"R": ""} | GLUE | PARAMETERS)
 SEEDS_OF_GLUE = {"RTE": "rte", "MRPC": "mrpc", "STS-B": "stsb", "CoLA": "cola", "SST-2": "sst2"}
 SEEDS_OF_GLUE |= {"average": "average", "WNLI": "wnli"}
 BY_SEED = {"against the original": ("difference", "+.2f"), "95 %": "", "by seed": ("gaps_in_words", "")}
@@ -84,6 +79,27 @@ ELSEWHERE = {"lost on SST-2": ("lost elsewhere", ".2f"), "lost in retrieval": ".
 TABLES["compression_encoder"] = lambda: compression("Spearman", LOST | ELSEWHERE | COMPRESSED, "minilm")
 
 
+NAMES = {"minilm": "MiniLM, Spearman on STS-B", "marian": "Marian, BLEU", "t5": "T5, BLEU"}
+
+
+@made
+def compression_layers() -> str:
+    """Return the rows of whole layers, without a shape, of all models: what a reader decides by."""
+    rows = []
+    for row in stored("compression")["rows"]:
+        if row["method"] == "original" or (row["parts"] == "layers" and not row.get("shape")):
+            trained = {"refined": "no", "distilled": f"{row['steps']:,} steps"}.get(row["method"])
+            name = NAMES[row["model"]]
+            rows.append(row | {"model": name, "trained": trained, "millions": row["parameters"] / 1e6})
+    columns = {
+        "model and score": ("model", ""),
+        "layers": ("budget", ""),
+        "trained": "",
+        "parameters, M": ("millions", ".2f"),
+    }
+    return shown(rows, columns | {"score": ".2f", "lost": ".2f"} | ELSEWHERE | {"draws": "", "seconds": ".0f"})
+
+
 @made
 def compression_shapes() -> str:
     """Return the rows of models whose sites have sizes of a named shape."""
@@ -93,13 +109,23 @@ def compression_shapes() -> str:
 
 
 TABLES["compression_translation"] = lambda: compression("BLEU", LOST | COMPRESSED, "marian", "t5")
-plain(
-    "peers",
-    "peers",
-    {"task": "", "budget": "", "method": "", "attention": ".2f", "score": ".2f"}
-    | LOST
-    | {"F1": ("f1", ".2f"), "seconds": ("cpu_seconds", ".0f")},
-)
+PEERS_TASKS = {"MRPC": "mrpc", "STS-B": "stsb", "RTE": "rte", "CoLA": "cola", "SST-2": "sst2"}
+
+
+def by_task(name: str) -> str:
+    """Return what each method that ran on all tasks loses on each, and on average, by the share that is left."""
+    lines: dict[tuple, dict] = {}
+    for row in stored(name)["rows"]:
+        if row["method"] != "original":
+            line = lines.setdefault((row["budget"], row["method"]), {"budget": row["budget"], "method": row["method"]})
+            line["mean" if row["task"].startswith("mean") else row["task"]] = row["lost"]
+    tasks = {task: (key, ".2f") for task, key in PEERS_TASKS.items() if any(key in line for line in lines.values())}
+    rows = sorted((line for line in lines.values() if "mean" in line), key=lambda line: -line["budget"])
+    return shown(rows, {"budget": "", "method": ""} | tasks | {"mean": ".2f"})
+
+
+TABLES["peers_by_task"] = lambda: by_task("peers")
+TABLES["layer_peers_by_task"] = lambda: by_task("layer_peers")
 LAYER_PEERS = {"task": "", "budget": "", "method": "", "operations": ".3f", "parameters": ".3f", "score": ".2f"}
 LAYER_PEERS |= LOST | {"95 %": ("intervals", ""), "F1": ("f1", ".2f"), "examples": ".0f"}
 LAYER_PEERS |= {"seconds": ("cpu_seconds", ".0f")}

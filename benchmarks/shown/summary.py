@@ -94,7 +94,7 @@ def compressed(name: str, budget: float, method: str, training: str) -> dict:
 
 
 def served(name: str, model: str, budget: float, engine: str, task: str, training: str) -> dict:
-    """Return the row of a compressed model in eight bits in an engine, against the original in PyTorch."""
+    """Return the row of a compressed model in eight bits in its engine and shape, against the original in PyTorch."""
     before, found = (row("serving", model=model, budget=each, engine="PyTorch") for each in (1.0, budget))
     small = row("serving", model=model, budget=budget, engine=f"{engine}, int8")
     share = [small["times"][words] / seconds for words, seconds in before["times"].items()][-1]
@@ -103,6 +103,8 @@ def served(name: str, model: str, budget: float, engine: str, task: str, trainin
     if small.get("elsewhere") is not None:
         also = f"accuracy on SST-2 {before['elsewhere']:.2f} → {small['elsewhere']:.2f}; {also}"
     scored = before | sizes[0], small | sizes[1]
+    newer = row("compression", model=model, shape=engine, budget=budget, method="refined")["score"]
+    also += f"; {found['score']:.2f} in PyTorch, a newer fit {newer:.2f}"
     return change(f"`compress`, {name}, int8", task, *scored, "score", training, also, megabytes=megabytes)
 
 

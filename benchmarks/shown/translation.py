@@ -2,11 +2,12 @@
 
 from statistics import mean
 
-from shown.columns import AFTER, BLEU, CONTINUED, DIFFERENCE, PARAMETERS, made, named, plain, shown
-from shown.records import stored
+from shown.columns import AFTER, BLEU, CONTINUED, DIFFERENCE, PARAMETERS, TABLES, made, plain, shown
+from shown.records import current, stored
 
 ROLE_COUNTS = {"encoder / decoder / cross": ("enc/dec/cross", "")}
-plain("nmt_heads", "nmt_heads", {"heads": "", "kept": ""} | ROLE_COUNTS | BLEU | DIFFERENCE | PARAMETERS)
+HEADS = {"heads": "", "kept": ""} | ROLE_COUNTS | BLEU | DIFFERENCE | PARAMETERS
+TABLES["nmt_heads"] = lambda: shown(current("nmt_heads"), HEADS)
 plain("nmt_heads_both", "nmt_heads_both", {"heads": "", "kept": ""} | ROLE_COUNTS | CONTINUED)
 
 
@@ -57,11 +58,7 @@ def nmt_longer() -> str:
     return shown(rows, columns | {"shared over it": ("over", "")} | PARAMETERS)
 
 
-@made
-def nmt_mixing() -> str:
-    """Return alphas and rotation in fine-tuning; the growth loss was too strong, see the note in the record."""
-    rows = named(stored("nmt_mixing")["rows"], "mixing", {"alphas, growth": "alphas, growth 867 times"})
-    return shown(rows, {"continued": ("mixing", "")} | CONTINUED)
+TABLES["nmt_mixing"] = lambda: shown(current("nmt_mixing"), {"continued": ("mixing", "")} | CONTINUED)
 
 
 @made
@@ -70,9 +67,5 @@ def nmt_mixing_again() -> str:
     return shown(stored("nmt_mixing")["again"]["rows"], {"continued, again": ("mixing", "")} | CONTINUED)
 
 
-@made
-def nmt_born() -> str:
-    """Return the same from scratch; the record has a note on it, too."""
-    names = {"alphas, growth": "alphas, growth of 40 beside the mean"}
-    rows = named(stored("nmt_born")["rows"], "born", names)
-    return shown(rows, {"from scratch": ("born", "")} | BLEU | DIFFERENCE | PARAMETERS)
+FROM_SCRATCH = {"from scratch": ("born", "")} | BLEU | DIFFERENCE | PARAMETERS
+TABLES["nmt_born"] = lambda: shown(current("nmt_born"), FROM_SCRATCH)

@@ -25,17 +25,18 @@ def notebooks(config: MkDocsConfig) -> list[Path]:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """List the notebooks in the navigation."""
-    pages = [{title(read(path)) or path.stem: f"notebooks/{path.stem}.md"} for path in notebooks(config)]
+    """Enter the page that lists the notebooks in the navigation."""
     names = [next(iter(entry)) for entry in config.nav or ()]
-    if pages and BEFORE in names:
-        config.nav.insert(names.index(BEFORE), {SECTION: pages})
+    if notebooks(config) and BEFORE in names:
+        config.nav.insert(names.index(BEFORE), {SECTION: "notebooks/index.md"})
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for every notebook, its pictures, and the notebook itself to take along."""
-    for path in notebooks(config):
+    """Add a page for every notebook, its pictures, the notebook itself to take along, and a page that lists them."""
+    paths = notebooks(config)
+    files.append(File.generated(config, "notebooks/index.md", content=listed(paths)))
+    for path in paths:
         pictures: dict[str, bytes] = {}
         text = page(read(path), path.stem, pictures)
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=text))
@@ -59,6 +60,12 @@ def title(notebook: dict[str, Any]) -> str | None:
     """Return its first heading."""
     texts = (joined(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
     return next((found[1] for text in texts if (found := re.search(r"^# (.+)$", text, re.MULTILINE))), None)
+
+
+def listed(paths: Sequence[Path]) -> str:
+    """Return the page that lists all notebooks."""
+    lines = [f"- [{title(read(path)) or path.stem}]({path.stem}.md)" for path in paths]
+    return f"# {SECTION}\n\nEach is shown with the outputs of its last run.\n\n" + "\n".join(lines) + "\n"
 
 
 def page(notebook: dict[str, Any], name: str, pictures: dict[str, bytes]) -> str:

@@ -43,6 +43,13 @@ def test_a_new_machine_begins_with_the_stored_rows(common, folders):
     assert common.RowStore("some").rows == []
 
 
+def test_stored_rows_do_not_count_where_all_is_measured_again(common, folders, monkeypatch):
+    (folders / "RESULTS" / "some.json").write_text(json.dumps({"rows": [], "each": [{"loss": 1.5}]}))
+    monkeypatch.setenv("AGAIN", "1")
+    common.RowStore("some").add({"loss": 2.5})
+    assert common.RowStore("some").rows == [{"loss": 2.5}]  # of another command of the same target
+
+
 def test_a_program_that_is_tried_keeps_nothing(common, folders):
     (folders / "RESULTS" / "some.json").write_text(json.dumps({"each": [{"loss": 1.5}]}))
     store = common.RowStore("some", is_tried=True)
