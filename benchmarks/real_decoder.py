@@ -13,7 +13,8 @@ distance (Gromov et al., 2024), or anywhere by block influence (ShortGPT, Men et
 layers, with what a method adds to them; "parameters" are those of the whole model. The original uses one matrix for its
 tokens and for its output; SliceGPT needs two, which "parameters" shows and its budget does not. "Bits alone" changes no
 size: GPTQ on the same pieces, in blocks of 32 with a half-precision scale each; embeddings are rounded, to 8 bits
-unless the row says otherwise. "MB" is the size of the weights, in float32 but for these rows.
+unless the row says otherwise. "Compress, in N MB" spends megabytes on width and on 8, 4 and 3 bits in one plan, with
+texts of its own. "MB" is the size of the weights, in float32 but for these rows.
 
 Perplexity per token, over 48 pieces of 128 tokens each: news (RTE's dev set), web pages and mail (UD English EWT),
 Python's documentation (of the version that runs this), and reviews of films (SST-2's dev set).
@@ -44,10 +45,12 @@ from transformers.utils import logging
 
 from collab_heads import distill, generate_batches, plan
 from collab_heads.files.conllu import read_conllu
+from collab_heads.model.site_size import num_bytes
 from common import WORK, RowStore, compressed_copy, lines_of, shared
 
 PIECES, LENGTH, TESTED, AT_ONCE = 64, 128, 48, 16
 STEPS, OWN, PER_STEP = 200, 512, 8  # of a distillation: steps, its own texts, pieces per step
+SIZES = (110, 90, 76)  # megabytes of a plan with bits: 90 and 76 are those of four bits alone
 RATE = 0.003  # twelve steps at 0.01 make the model worse, at 0.003 better
 COLUMNS = {"method": "", "budget": "", "parameters": ",.0f", "MB": ",.0f", "draws": ""}
 DOMAINS = ("news", "web", "python", "reviews")
@@ -148,6 +151,22 @@ def compressed(draw: Draw, budget: float, *, news: int, own: int) -> Made:
     return made
 
 
+def in_megabytes(draw: Draw, budget: None, *, size: int, parts: tuple[str, ...] | None = None) -> Made:
+    """Spend megabytes on width and on bits; without parts, on bits only."""
+
+    def planned():
+        model = draw.decoder.load()
+        batches = draw.news() + generate_batches(model, PIECES, LENGTH, seed=draw.number)
+        chosen = {} if parts is None else {"parts": parts}
+        return plan(model, batches, bits=(8, 4, 3), seed=draw.number, **chosen)
+
+    made, before = draw.once(f"plan with bits {parts}", planned)
+    started = time.process_time()
+    model, error = compressed_copy(made, f"{size}MB")
+    more = {"predicted": made.predicted(made.choose(f"{size}MB")), "measured": error, "MB": num_bytes(model) / 1e6}
+    return Made(model, before + time.process_time() - started, more)
+
+
 def distilled(draw: Draw, budget: float) -> Made:
     """Distill what "compress, and its own" made, on news and on more texts of its own."""
     folder = draw.folder(f"{PIECES}-{PIECES}", budget)
@@ -198,9 +217,10 @@ def peer(
     return Made(method(model, batches, budget), time.process_time() - started)
 
 
-def bits_alone(draw: Draw, budget: float, *, bits: int, table_bits: int = TABLE_BITS) -> Made:
+def bits_alone(draw: Draw, budget: float, *, bits: int, table_bits: int = TABLE_BITS, own: int = 0) -> Made:
     """Store all weights in few bits."""
-    model, batches = draw.decoder.load(), draw.news()
+    model = draw.decoder.load()
+    batches = draw.news() + (generate_batches(model, own, LENGTH, seed=draw.number) if own else [])
     started = time.process_time()
     size = on_grid(model, batches, bits, table_bits)
     return Made(model, time.process_time() - started, {"MB": size / 1e6})
@@ -221,10 +241,13 @@ METHODS: dict[str, Callable[[Draw, float], Made]] = {
     "OSSCAR": functools.partial(peer, method=osscar),
     "8 bits alone": functools.partial(bits_alone, bits=8),
     "4 bits alone": functools.partial(bits_alone, bits=4),
+    "4 bits alone, and its own": functools.partial(bits_alone, bits=4, own=PIECES),
     "4 bits alone, embeddings too": functools.partial(bits_alone, bits=4, table_bits=4),
     "3 bits alone": functools.partial(bits_alone, bits=3),
 }
-WITHOUT_BUDGET = tuple(name for name in METHODS if "bits alone" in name)
+METHODS |= {f"compress, in {size} MB": functools.partial(in_megabytes, size=size) for size in SIZES}
+METHODS |= {f"mixed bits alone, in {size} MB": functools.partial(in_megabytes, size=size, parts=()) for size in SIZES}
+WITHOUT_BUDGET = {name: None if "MB" in name else 1.0 for name in METHODS if "alone" in name or "MB" in name}
 
 
 def measure(arguments: argparse.Namespace, store: RowStore) -> None:
@@ -238,7 +261,7 @@ def measure(arguments: argparse.Namespace, store: RowStore) -> None:
     for number in arguments.draws:
         draw = Draw(decoder, number)
         for method in arguments.methods:
-            for budget in (1.0,) if method in WITHOUT_BUDGET else arguments.budgets:
+            for budget in (WITHOUT_BUDGET[method],) if method in WITHOUT_BUDGET else arguments.budgets:
                 if (method, budget, number) in there:
                     continue
                 made = METHODS[method](draw, budget)
@@ -252,7 +275,7 @@ def averaged(rows: Sequence[dict]) -> list[dict]:
     original = next(row for row in rows if row["method"] == "original")
     found, order = [], ["original", *METHODS]
     pairs = {(row["method"], row["budget"]) for row in rows}
-    for method, budget in sorted(pairs, key=lambda pair: (order.index(pair[0]), -pair[1])):
+    for method, budget in sorted(pairs, key=lambda pair: (order.index(pair[0]), -(pair[1] or 0))):
         same = [row for row in rows if (row["method"], row["budget"]) == (method, budget)]
         made = {"method": method, "budget": budget, "draws": len(same)}
         for name in ("parameters", "predicted", "measured", "seconds"):

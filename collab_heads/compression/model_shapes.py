@@ -11,6 +11,7 @@ from collab_heads.compression.parts.shape import Choice, Shape
 from collab_heads.compression.parts.table import resized
 from collab_heads.heads.fold_layout import can_say
 from collab_heads.model.open_layers import OpenFeedForward, OpenLayers, OpenLayerSite, OpenSite, counted_together
+from collab_heads.serving.gguf_checks import check_sites
 from collab_heads.sites.record import is_valid
 
 
@@ -65,6 +66,10 @@ class AllowedChoices(ABC):
     """
 
     name: ClassVar[ModelShape]
+
+    def check(self, layers: OpenLayers) -> None:
+        """Raise an error if no choice makes a model what the shape stands for."""
+        return
 
     @abstractmethod
     def among(self, choosing: Choosing) -> Iterator[Allowed]:
@@ -136,6 +141,10 @@ class ForGguf(AllowedChoices):
     """Allow what llama.cpp runs: every site has its own number of heads and neurons, and all heads keep their width."""
 
     name = "gguf"
+
+    def check(self, layers):
+        """Refuse families and heads that llama.cpp does not have: export would refuse the result."""
+        check_sites(layers)
 
     def among(self, choosing):
         fixed = {"query_key", "values"}

@@ -17,7 +17,7 @@ from collab_heads.compression.compression_plan import CompressionPlan, PlannedSi
 from collab_heads.compression.latency import Latencies
 from collab_heads.compression.measurements import Measurements, measure_model
 from collab_heads.compression.measures import COUNTED, Measure, SiteUse, stored_bytes
-from collab_heads.compression.model_shapes import Choosing, allowed_choices
+from collab_heads.compression.model_shapes import MODEL_SHAPE_RULES, Choosing, allowed_choices
 from collab_heads.compression.options import PlanOptions
 from collab_heads.compression.parts.shape import UNCHANGED, Choice
 from collab_heads.compression.parts.table import PARTS, choices_of, wholes_of
@@ -158,6 +158,8 @@ def measure(
     check_engine(options.engine, model)
     check_not_inference(model)
     check_dtypes(layers, options)
+    if options.shape is not None:
+        MODEL_SHAPE_RULES[options.shape].check(layers)
     for part in PARTS.values() if options.parts else ():
         if not part.may_stay or set(options.counted_parts) == {part.name}:
             get_adapter(model, layers.adapter, part.capability(options.kind))

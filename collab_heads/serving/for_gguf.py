@@ -6,7 +6,7 @@ repeats its scale in each block. Both have blocks of 32 codes along the input, w
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,27 +14,32 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from collab_heads.base.extras import check_extra
 from collab_heads.base.progress import progress_bar
 from collab_heads.contract.model_forms import GgufForm
-from collab_heads.contract.registry import get_adapter, gguf_model_types, known_adapter
-from collab_heads.errors import ArgumentError, CollabHeadsError, ModelStateError, UnsupportedModelError
+from collab_heads.contract.registry import get_adapter
+from collab_heads.errors import ArgumentError, CollabHeadsError, UnsupportedModelError
 from collab_heads.layers.weight_grid import BLOCK, OF_ROWS, GridWeights, bits_of
 from collab_heads.model.open_layers import OpenFeedForward, OpenLayers, OpenLayerSite, OpenSite
 from collab_heads.serving.comparison import NEW_TOKENS, Differences, compare_generation, greedy, in_turns
 from collab_heads.serving.ctranslate2_engines import rows_of, without_rules
 from collab_heads.serving.example_inputs import without_labels
+from collab_heads.serving.gguf_checks import (
+    IDS_ONLY,
+    NORMALIZED,
+    check_sites,
+    check_tokenizer,
+    cut_as,
+    form_for,
+    head_width,
+)
 from collab_heads.serving.target import Target, first_line, quiet
-from collab_heads.sites.site import group_size
 
 FILE = "model.gguf"
-ADVICE = "compress the original with shape='gguf'"
-IDS_ONLY = "Pass tokenizer=None for a file that takes ids only"
-NORMALIZED = "NFC"  # which llama.cpp leaves out: most texts are in that form
 PROBE = "I'm: 3 or 12345 caf\u00e9s\u2026 \n\n\t(\u4f60\u597d, \u043c\u0438\u0440)  don't! x = y[0] + 7.5; \U0001f600"
 
 
@@ -71,8 +76,7 @@ class Gguf(Target):
     def check(self, model, int8, tokenizer):
         super().check(model, int8, tokenizer)
         form = form_for(model)
-        for site in OpenLayers.of(model, get_adapter(model)).with_heads:
-            check_site(site)
+        check_sites(OpenLayers.of(model, get_adapter(model)))
         if tokenizer is not None:
             check_tokenizer(tokenizer, form, model.config.vocab_size)
 
@@ -140,50 +144,6 @@ class Greedy:
                 chosen.append(read[0])
             steps.append(torch.stack(found))
         return SimpleNamespace(sequences=torch.tensor(chosen).view(len(steps), -1), logits=torch.stack(steps).unbind(1))
-
-
-def form_for(model: PreTrainedModel) -> GgufForm:
-    """Return how llama.cpp names the parts of a model.
-
-    Raises:
-        UnsupportedModelError: if it computes something else than a model of this family and config.
-    """
-    config, name = model.config, type(model).__name__
-    form = getattr(known_adapter(config), "gguf", None)
-    if form is None:
-        raise UnsupportedModelError(
-            f"{name} is of type {config.model_type!r}, GGUF is for {', '.join(gguf_model_types())}: use to='onnx'"
-        )
-    activation, rotations = getattr(config, form.activation[0]), model.base_model.get_submodule(form.rotations)
-    refused = {
-        "does not predict tokens": not isinstance(model.get_output_embeddings(), nn.Linear),
-        f"has the activation {activation!r}": activation != form.activation[1],
-        f"has rotary positions of type {rotations.rope_type!r}": rotations.rope_type not in form.frequencies,
-    }
-    for what in (each for each, is_so in refused.items() if is_so):
-        raise UnsupportedModelError(f"{name} {what}, which is not written for llama.cpp: use to='onnx'")
-    return form
-
-
-def check_site(site: OpenSite) -> None:
-    """Raise ModelStateError if llama.cpp has no such heads; the message says which call makes others."""
-    width = head_width(site)
-    for what, each in (("queries and keys", site.query_key_width), ("values", site.value_width * site.num_heads)):
-        if each != width * site.num_heads:
-            raise ModelStateError(
-                f"{site.path} has {what} of width {each // site.num_heads}, while all heads of llama.cpp have one "
-                f"width, here {width}: {ADVICE}"
-            )
-    if group_size(site.groups) is None:
-        raise ModelStateError(
-            f"{site.path} has heads with the key heads {site.groups}, while each key head of llama.cpp serves the same "
-            f"number of heads: {ADVICE}, or prune all heads of a key head"
-        )
-
-
-def head_width(site: OpenSite) -> int:
-    """Return the width that heads of a site have in the original."""
-    return getattr(site.module, cast(tuple[str, str], site.adapter.head_width)[1])
 
 
 def blocks_of(layers: OpenLayers, form: GgufForm) -> Iterator[Block]:
@@ -328,34 +288,6 @@ def write_file(
     for part in ("header", "kv_data", "tensors"):
         getattr(writer, f"write_{part}_to_file")()
     writer.close()
-
-
-def check_tokenizer(tokenizer: Any, form: GgufForm, size: int) -> None:
-    """Raise an error if llama.cpp cuts texts into other tokens than a tokenizer, or a model has fewer (`size`)."""
-    name, backend = type(tokenizer).__name__, getattr(tokenizer, "backend_tokenizer", None)
-    parts = {"model": {"type": None}} if backend is None else json.loads(backend.to_str())
-    model, normalizer = parts["model"], (parts.get("normalizer") or {}).get("type")
-    is_plain = not any(model.get(each) for each in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"))
-    is_plain &= normalizer in (None, NORMALIZED)
-    cut = cut_as(parts.get("pre_tokenizer"), form)
-    is_plain &= bool(model.get("ignore_merges")) == (cut in form.whole_words)
-    if model["type"] != "BPE" or not is_plain or cut is None:
-        raise UnsupportedModelError(
-            f"{name} is none that is written for llama.cpp: these are byte-level BPE whose words are cut as it calls "
-            f"{', '.join(form.pre_tokenizers)}. {IDS_ONLY}"
-        )
-    count = max(tokenizer.get_vocab().values(), default=0) + 1
-    if count > size:
-        raise ArgumentError(f"{name} has {count} tokens, the model {size}: pass the tokenizer of the model")
-
-
-def cut_as(pre_tokenizer: Mapping[str, Any] | None, form: GgufForm) -> str | None:
-    """Return how llama.cpp calls the steps in which a tokenizer cuts texts into words; None where it has none such."""
-    steps = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer or {}])
-    for name, known in form.pre_tokenizers.items():
-        if len(known) == len(steps) and all(a.items() <= b.items() for a, b in zip(known, steps, strict=True)):
-            return name
-    return None
 
 
 def add_tokenizer(writer: Any, tokenizer: Any, form: GgufForm, size: int) -> Iterator[str]:

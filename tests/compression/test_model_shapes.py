@@ -3,12 +3,13 @@
 import pytest
 import torch
 from compressing import batches_of
+from model_sizes import HEADS
 from opening import layers_of
 from slow_cases import slow
 
-from collab_heads import compress, fold_heads, plan, prune_neurons
+from collab_heads import compress, fold_heads, plan, prune_neurons, swap_to_collaborative
 from collab_heads.compression.parts.table import resized
-from collab_heads.errors import ArgumentError
+from collab_heads.errors import ArgumentError, ModelStateError, UnsupportedModelError
 from collab_heads.model.site_size import Geometry
 from families import FAMILIES
 
@@ -143,6 +144,18 @@ def test_ctranslate2_leaves_rotary_heads_alone():
 def test_gguf_keeps_the_width_of_heads_and_removes_heads_and_neurons():
     made = plan(FAMILIES["llama"].build(), batches_of(FAMILIES["llama"]), refine_steps=0, shape="gguf")
     assert {part for choice in made.choose(0.5).values() for part, _ in choice.sizes} == {"heads", "neurons"}
+
+
+def test_what_no_plan_brings_into_llama_cpp_is_refused_before_it_is_measured(monkeypatch):
+    monkeypatch.setattr("collab_heads.compression.plan.measure_model", lambda *_, **__: pytest.fail("it was measured"))
+    with pytest.raises(UnsupportedModelError, match=r"is of type 'bert', GGUF is for llama, "):
+        plan(FAMILIES["bert"].build(), batches_of(FAMILIES["bert"]), shape="gguf")
+    model = FAMILIES["llama"].build()
+    swap_to_collaborative(model, dim_shared_query_key=HEADS * 4, kind="per_head")
+    with pytest.raises(
+        ModelStateError, match=r"queries and keys of width 4, .* one width, here \d+: compress the original"
+    ):
+        plan(model, batches_of(FAMILIES["llama"]), shape="gguf")
 
 
 def test_a_budget_below_what_a_shape_can_reach_names_the_shape():

@@ -28,7 +28,8 @@ from collab_heads.errors import ArgumentError, ModelStateError, UnsupportedModel
 from collab_heads.fitting.weight_grid import nearest_on_grid
 from collab_heads.layers.weight_grid import WEIGHT_BITS
 from collab_heads.serving import for_gguf
-from collab_heads.serving.for_gguf import FILE, Gguf, check_site, check_tokenizer, form_for
+from collab_heads.serving.for_gguf import FILE, Gguf
+from collab_heads.serving.gguf_checks import check_site, check_tokenizer, form_for
 
 gguf = pytest.importorskip("gguf", reason="pip install gguf")
 runs = pytest.mark.skipif(not is_installed("llama_cpp"), reason="pip install llama-cpp-python")
