@@ -235,12 +235,11 @@ def refitted(site: OpenSite, removed: Sequence[int], fit: HeadRegression) -> Ite
     kept = [head for head in range(site.num_heads) if head not in removed]
     weight, bias = weight_of(site.output), site.output.bias
     before = weight.clone(), None if bias is None else bias.clone()
+    output = fit.output(kept) if kept else None
+    added = fit.weight @ fit.mean if output is None else output.bias  # that of the mean outputs, if no head is left
     weight.zero_()
-    added = fit.weight @ fit.mean  # that of the mean outputs, if no head is left
-    if kept:
-        output = fit.output(kept)
+    if output is not None:
         weight[:, fit.columns(kept)] = output.weight.to(weight)
-        added = output.bias
     if bias is not None:
         bias += added.to(bias)
     try:

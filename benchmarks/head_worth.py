@@ -13,12 +13,13 @@ without it: the loss per token, or 1 - cosine of an embedding to the whole model
 refitted on the draw, in closed form, for the heads that stay (`prune_heads`); for mpnet and smollm2 this takes the
 first draw alone. No measure sees the tested sentences.
 
-Correlations are Spearman's, means over draws. Their intervals (95 %) come from 1,000 resamples of the tested sentences,
-each with one of the draws. "Within" is the mean over layers of the correlation within a layer. "Half" is the overlap of
-the best half of the heads by the measure and by the truth, where chance gives 0.50. "Gone" is the harm once the worst
-half by the measure is left out. Seconds are those of the pass that gives a measure, on the first draw and one thread;
-some measures share a pass. "Other sentences" correlates the truth on two halves of the tested sentences, over 100
-divisions: no measure can be expected to do better.
+Correlations are Spearman's, means over draws. "95 %" is the middle of 1,000 resamples of the tested sentences, each by
+one of the draws. A resample has more chance in it than the sample, so its correlations are lower; the page shows half
+the width of the interval, on either side of the correlation. "Within" is the mean over layers of the correlation within
+a layer. "Half" is the overlap of the best half of the heads by the measure and by the truth, where chance gives 0.50.
+"Gone" is the harm once the worst half by the measure is left out. Seconds are those of the pass that gives a measure,
+on the first draw and one thread; some measures share a pass. "Other sentences" correlates the truth on two halves of
+the tested sentences, over 100 divisions: no measure can be expected to do better.
 """
 
 import argparse
@@ -37,7 +38,7 @@ from collab_heads.analysis import head_importance, head_relevance, head_statisti
 from collab_heads.fitting.head_regression import HeadRegression, regressions
 from collab_heads.heads.comparison import rank_correlation
 from collab_heads.heads.criteria import Gradient
-from common import RESULTS, record, table, write
+from common import RESULTS, WORK, record, table, write
 
 Scores = Mapping[str, Tensor]  # path -> [H]
 RESAMPLES, DIVISIONS = 1000, 100
@@ -263,7 +264,7 @@ def main() -> None:
     """Run one part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=tuple(CASES))
-    parser.add_argument("--real", type=Path, default=Path("/work/real"), help="folder of the real models")
+    parser.add_argument("--real", type=Path, default=WORK / "real", help="folder of the real models")
     arguments = parser.parse_args()
     logging.disable_progress_bar()
     torch.set_num_threads(1)

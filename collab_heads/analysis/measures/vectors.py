@@ -118,6 +118,11 @@ OfValues = Callable[[AttentionSite, Attention, Tensor, Batch], Tensor]
 OF_VALUES: dict[str, OfValues] = {"value_norm": value_norm, "context_norm": context_norm}
 
 
+def columns_of(site: OpenSite) -> Tensor:
+    """Return the columns of W_O that read each head: [H, D, d_v]."""
+    return float64(site.output_weight()).unflatten(-1, (site.num_heads, -1)).movedim(1, 0)
+
+
 class Vectors(Observer):
     """An observer that averages measures of written vectors over query tokens.
 
@@ -133,11 +138,9 @@ class Vectors(Observer):
         self.open = {site.path: site for site in sites}
         self.readers = readers if self.of_stream else ()
         self.weights, self.outputs = bool(self.of_values), bool(self.of_stream)
-        self.columns = {
-            path: float64(site.output_weight()).unflatten(-1, (site.num_heads, -1)).movedim(1, 0)
-            for path, site in self.open.items()
-        }  # (H, D, d_v)
-        self.grams = {path: columns.mT @ columns for path, columns in self.columns.items()}  # (H, d_v, d_v)
+        self.grams: dict[str, Tensor] = {}
+        if self.of_values:
+            self.grams = {site.path: columns_of(site).mT @ columns_of(site) for site in sites}  # (H, d_v, d_v)
         self.values: dict[str, Tensor] = {}
         self.means: dict[tuple[str, str], RunningMean] = {}
 
@@ -173,9 +176,10 @@ class Vectors(Observer):
 
     def stream_of(self, reader: Reader) -> Callable[[Tensor, Tensor, Tensor], None]:
         site = self.open[reader.site.path]
-        columns, scale = self.columns[site.path], float64(reader.scale)
+        scale = float64(reader.scale)
 
         def see(inputs: Tensor, put_out: Tensor, stream: Tensor) -> None:
+            columns = columns_of(site)
             rows = inputs, put_out, stream.view_as(put_out)
             counted = [float64(self.batch.counted(site.site, each)) for each in rows]
             for heads, whole, read in zip(*(each.split(CHUNK) for each in counted), strict=True):

@@ -1,7 +1,7 @@
 """Measure what heads give to the output of their layer and of the model, without labels and gradients."""
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from collab_heads.analysis.measures.vectors import OF_STREAM, Vectors
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_choice, check_seed
 from collab_heads.base.extras import check_extra
+from collab_heads.base.progress import one_bar
 from collab_heads.base.report import Cell, Report
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
@@ -32,6 +33,7 @@ from collab_heads.sites.site import AttentionSite
 WorthMeasure = Literal["value_norm", "context_norm", "value_zeroing", "contribution", "rollout", "flow"]
 WORTH: tuple[WorthMeasure, ...] = get_args(WorthMeasure)
 ON_REQUEST = ("flow",)  # which takes tens of times as long as the others
+OF_REPORT: tuple[WorthMeasure, ...] = ("value_norm", "value_zeroing", "contribution")  # what `analyze_heads` shows
 QUICK = tuple(name for name in WORTH if name not in ON_REQUEST)
 
 
@@ -61,6 +63,7 @@ class HeadWorth(Report):
 
 
 @checking_arguments
+@one_bar("head_worth", (("finding readers", 0.1), ("measuring vectors", 1)))
 def head_worth(
     model: PreTrainedModel,
     batches: Iterable[Mapping],
@@ -117,6 +120,18 @@ def head_worth(
     check_seed(seed)
     if "flow" in names:
         check_extra("train", "attention flows", ["scipy"])
+    return worth_of(model, batches, names, exclude=exclude, seed=seed)
+
+
+def worth_of(
+    model: PreTrainedModel,
+    batches: Iterable[Mapping],
+    names: Sequence[str],
+    *,
+    exclude: Iterable[int] | None = None,
+    seed: int = 0,
+) -> HeadWorth:
+    """Measure what every head gives, as `head_worth` does, by measures that were checked."""
     layers, excluded = OpenLayers.of(model, get_adapter(model)), excluded_tokens(model, exclude)
     sites = layers.with_heads
     if not sites:
@@ -131,7 +146,7 @@ def head_worth(
         stack.enter_context(vectors.listening(model))
         for follower in followers.values():
             stack.callback(model.register_forward_hook(follower.finish).remove)
-        observe(model, again, observers, exclude=excluded)
+        observe(model, again, observers, exclude=excluded, what="measuring vectors")
     means = vectors.results() | {name: follower.means for name, follower in followers.items()}
     read = {reader.site.path for reader in readers}
     values = {
