@@ -122,7 +122,7 @@ CASES = {
     "marian": ("Marian", lambda real: translator("models/marian-multi30k-de-en")),
     "t5": ("T5", lambda real: translator("models/t5-multi30k-de-en")),
     "mpnet": ("all-mpnet-base-v2", lambda real: encoder(str(real / "all-mpnet-base-v2"), 64, 128, 16, 1)),
-    "smollm2": ("SmolLM2-135M", lambda real: decoder(str(real / "smollm2-135m-instruct"), 24, 64, 1, 1)),
+    "smollm2": ("SmolLM2-135M", lambda real: decoder(str(real / "smollm2-135m-instruct"), 16, 64, 1, 1)),
 }
 
 

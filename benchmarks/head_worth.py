@@ -6,7 +6,7 @@ minilm   all-MiniLM-L6-v2: 200 sentences of STS-B dev; three draws of 256 train 
 marian   the Marian of the shared folder: 200 pairs of Multi30k test_2016_flickr; three draws of 256 train pairs
 t5       the T5 of the shared folder: the same
 mpnet    all-mpnet-base-v2: 64 sentences of STS-B dev; three draws of 128 train sentences
-smollm2  SmolLM2-135M: 24 sentences of UD English EWT test; three draws of 64 sentences of its dev set
+smollm2  SmolLM2-135M: 16 sentences of UD English EWT test; three draws of 64 sentences of its dev set
 
 DIR holds what `real_models.py` of the shared folder makes. The truth of a head is the harm to the tested sentences
 without it: the loss per token, or 1 - cosine of an embedding to the whole model's. "Refitted": W_O of its layer is

@@ -319,6 +319,7 @@ class Analysis:
 
     def curves(self, report: HeadReport, evaluate: Evaluate) -> dict[str, list[tuple[int, float]]]:
         metric = self.options.metric
-        scores = {name: each for name, each in report.scores().items() if name in (*IMPORTANCE, "leave_one_out")}
+        every, paths = report.scores(), {site.path for site in self.sites}
+        scores = {name: every[name] for name in (*IMPORTANCE, "leave_one_out") if every.get(name, {}).keys() >= paths}
         with progress_bar(scores.items(), desc="removing heads") as ranked:
             return {name: ablation_curve(self.model, evaluate, each, metric=metric) for name, each in ranked}

@@ -143,6 +143,19 @@ def test_the_ablation_its_curves_and_correlations():
     assert higher.ablation.metric == "x"
 
 
+@pytest.mark.parametrize("name, both", [("bert", True), ("albert", False)])
+def test_what_heads_write_orders_curves_where_every_site_has_it(name, both):
+    """The one module of ALBERT runs twice: there is no stream of its own behind it."""
+    model = model_in(name)
+    batches = split(labelled(name, model))
+    report = analyze_heads(model, batches, exclude=[EOS], parts=("worth", "relevance", "ablation"))
+    names = {"value_zeroing", "contribution"} if both else set()
+    relevance = {"relevance", "absolute_relevance"}
+    assert set(report.correlations()) == names | relevance
+    assert set(report.curves) == names | relevance | {"leave_one_out"}
+    assert "value_norm" in report.scores() and names == report.scores().keys() & {"value_zeroing", "contribution"}
+
+
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", ("bert", "marian"))
 def test_changed_models_and_json(name, change):

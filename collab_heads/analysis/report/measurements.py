@@ -22,7 +22,7 @@ from collab_heads.sites.site import AttentionSite
 
 Scores = Mapping[str, Tensor]
 # measures of how much a head matters: they are compared with leaving heads out, and each orders a curve
-IMPORTANCE = ("confidence", "relevance", "absolute_relevance", "gradient")
+IMPORTANCE = ("confidence", "value_zeroing", "contribution", "relevance", "absolute_relevance", "gradient")
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +101,7 @@ class HeadMeasurements(Report):
         return scores
 
     def correlations(self) -> dict[str, float]:
-        """Return measure -> rank correlation with the harm of leaving each head out.
+        """Return measure -> rank correlation with the harm of leaving each head out, of measures that every site has.
 
         Empty without an ablation.
         """
@@ -114,7 +114,7 @@ class HeadMeasurements(Report):
         return {
             name: rank_correlation(torch.cat([scores[name][path].double() for path in paths]), loss)
             for name in IMPORTANCE
-            if name in scores
+            if name in scores and scores[name].keys() >= harm.keys()
         }
 
     def rows(self) -> tuple[list[str], list[list[str]]]:
