@@ -18,8 +18,8 @@ one of the draws. A resample has more chance in it than the sample, so its corre
 the width of the interval, on either side of the correlation. "Within" is the mean over layers of the correlation within
 a layer. "Half" is the overlap of the best half of the heads by the measure and by the truth, where chance gives 0.50.
 "Gone" is the harm once the worst half by the measure is left out. Seconds are those of the pass that gives a measure,
-on the first draw and one thread; some measures share a pass. "Other sentences" correlates the truth on two halves of
-the tested sentences, over 100 divisions: no measure can be expected to do better.
+on the first draw and one thread; some measures share a pass, and flow sees few sentences. "Other sentences" correlates
+the truth on two halves of the tested sentences, over 100 divisions: it says how much of the truth is chance.
 """
 
 import argparse

@@ -239,7 +239,7 @@ def head_worth() -> Figure:
         panel.grid(alpha=0.3)
     panels[0].set_yticks(range(len(names)), names, fontsize=8)
     panels[0].invert_yaxis()
-    panels[0].legend(fontsize=7, loc="lower left")
+    panels[1].legend(fontsize=7, loc="upper left")
     return figure
 
 
