@@ -134,6 +134,17 @@ def token_losses(logits: Tensor, labels: Tensor, shifted: bool) -> tuple[Tensor,
     return losses.sum(1).double(), (labels != IGNORED).sum(1).double()
 
 
+def divergences(before: Tensor, logits: Tensor, labels: Tensor, shifted: bool) -> tuple[Tensor, Tensor]:
+    """Return KL divergences from the whole model, summed over the labels of each sentence, and their number: [B]."""
+    if shifted:
+        before, logits, labels = before[:, :-1], logits[:, :-1], labels[:, 1:]
+    of_tokens = functional.kl_div(
+        logits.float().log_softmax(-1), before.float().log_softmax(-1), reduction="none", log_target=True
+    ).sum(-1)
+    counts = labels != IGNORED
+    return of_tokens.masked_fill(~counts, 0.0).sum(1).double(), counts.sum(1).double()
+
+
 def embeddings(outputs: Mapping, batch: Mapping) -> Tensor:
     mask = batch["attention_mask"][..., None]
     pooled = (outputs["last_hidden_state"] * mask).sum(1) / mask.sum(1)
@@ -149,12 +160,15 @@ class Truth:
 
     Attributes:
         case: the case.
+        by_divergence: whether the harm to a model with labels is the KL divergence from the whole model's predictions,
+            and not the loss.
         sites: the sites that have heads.
         weights: [S], what each sentence counts: its labels, or 1.
         whole: [S], the loss of the whole model, summed over the labels of each sentence.
     """
 
     case: Case
+    by_divergence: bool = False
     sites: list[OpenSite] = field(init=False)
     weights: Tensor = field(init=False)
     whole: Tensor = field(init=False)
@@ -165,7 +179,7 @@ class Truth:
         self.starts = BlockStarts(model, self.sites, self.case.tested, lambda batch: (batch,))
         self.original: list[Tensor] = []
         counts = self.losses()
-        if not self.case.has_labels:
+        if self.by_divergence or not self.case.has_labels:
             self.original = [each for each, _ in counts]
             counts = self.losses()
         self.whole, self.weights = (torch.cat(each) for each in zip(*counts, strict=True))
@@ -176,8 +190,13 @@ class Truth:
         shifted = not self.case.model.config.is_encoder_decoder
 
         def see(_, args: tuple, batch: Mapping, outputs: Mapping) -> None:
-            if self.case.has_labels:
+            if self.case.has_labels and not self.by_divergence:
                 found.append(token_losses(outputs["logits"], batch["labels"], shifted))
+                return
+            if self.by_divergence:
+                logits, labels = outputs["logits"], batch["labels"]
+                before = self.original[len(found)] if self.original else logits
+                found.append(divergences(before, logits, labels, shifted) if self.original else (logits, logits))
                 return
             now = embeddings(outputs, batch)
             if not self.original:

@@ -1,6 +1,6 @@
 """What predicts the worth of a head? Measures of heads beside what is lost without each head.
 
-python benchmarks/head_worth.py PART [--real DIR]
+python benchmarks/head_worth.py PART [--real DIR] [--divergence]
 
 minilm   all-MiniLM-L6-v2: 200 sentences of STS-B dev; three draws of 256 train sentences for the measures
 marian   the Marian of the shared folder: 200 pairs of Multi30k test_2016_flickr; three draws of 256 train pairs
@@ -20,6 +20,9 @@ a layer. "Half" is the overlap of the best half of the heads by the measure and 
 "Gone" is the harm once the worst half by the measure is left out. Seconds are those of the pass that gives a measure,
 on the first draw and one thread; some measures share a pass, and flow sees few sentences. "Other sentences" correlates
 the truth on two halves of the tested sentences, over 100 divisions: it says how much of the truth is chance.
+
+With --divergence the truth of a left out head is the KL divergence from the whole model's predictions, for the stored
+measures of the first draw: it has less chance in it than the loss, which a head may also lower.
 """
 
 import argparse
@@ -248,6 +251,24 @@ def part(name: str, real: Path) -> None:
     store(name, record(rows, **details))
 
 
+def by_divergence(name: str, real: Path) -> None:
+    """Correlate the stored measures of a part, of its first draw, with a truth that has less chance in it."""
+    truth = Truth(CASES[name][1](real), by_divergence=True)
+    own = json.loads((RESULTS / "head_worth.json").read_text())["parts"][name]
+    harm, rows = truth.of_each_head(), []
+    for measure, scores in own["scores of the first draw"].items():
+        draws = torch.tensor([scores], dtype=torch.float64)
+        low, high = interval(draws, harm[None], truth.weights)
+        value = rank_correlation(draws[0], harm.sum(-1))
+        rows.append({"measure": measure, "left out": value, "95 %": f"{low:+.2f} to {high:+.2f}"})
+        rows[-1]["within"] = within_layers(truth, draws[0], harm.sum(-1))
+        print(rows[-1], flush=True)
+    own["by divergence"] = record(rows, harm=rounded(harm.sum(-1) / truth.weights.sum()))
+    own["by divergence"]["other sentences"] = reliability(harm)
+    print(own["by divergence"]["other sentences"])
+    store(name, own)
+
+
 def rounded(values: Tensor) -> list[float]:
     return [float(f"{value:.4g}") for value in values.tolist()]
 
@@ -265,10 +286,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=tuple(CASES))
     parser.add_argument("--real", type=Path, default=WORK / "real", help="folder of the real models")
+    parser.add_argument("--divergence", action="store_true", help="another truth for the stored measures of the part")
     arguments = parser.parse_args()
     logging.disable_progress_bar()
     torch.set_num_threads(1)
-    part(arguments.part, arguments.real)
+    (by_divergence if arguments.divergence else part)(arguments.part, arguments.real)
 
 
 if __name__ == "__main__":

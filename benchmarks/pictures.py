@@ -223,7 +223,7 @@ def megabytes() -> Figure:
 def head_worth() -> Figure:
     """Draw how well each measure predicts the harm without a head, a mark for every model, with intervals."""
     figure, panels = plt.subplots(1, 2, figsize=(10, 5.2), layout="constrained", sharey=True)
-    names, titles = measures(), {"left out": "the head is left out", "refitted": "W_O is refitted for the others"}
+    names, titles = measures(), {"moved": "outputs move without the head", "refitted": "harm with W_O refitted"}
     for panel, (truth, title) in zip(panels, titles.items(), strict=True):
         for number, (model, rows) in enumerate(of_models().items()):
             colour, marker = [*STYLES.values()][number]
@@ -234,7 +234,7 @@ def head_worth() -> Figure:
             style = {"fmt": marker, "color": colour, "label": model, "ms": 4.5, "lw": 1}
             panel.errorbar(values, heights, xerr=widths, **style)
         panel.axvline(0, color="#888888", lw=0.8)
-        panel.set(xlabel="rank correlation with the harm", xlim=(-1, 1))
+        panel.set(xlabel="rank correlation", xlim=(-1, 1))
         panel.set_title(title, fontsize=10)
         panel.grid(alpha=0.3)
     panels[0].set_yticks(range(len(names)), names, fontsize=8)

@@ -153,8 +153,8 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
             "Confident heads are important heads",
             "in words and pictures",
             lambda: (
-                f"rank correlation of confidence with the harm without the head: {correlations('confidence')}; "
-                f"of the gradient: {correlations('gradient')}"
+                "rank correlation with how far outputs move without the head: "
+                f"confidence {correlations('confidence')}; gradient {correlations('gradient')}"
             ),
             "1 run each",
             "in one family in five; the opposite in sentence encoders",

@@ -137,6 +137,6 @@ def less_reference(measure: str, prefixes: str) -> str:
 
 
 def correlations(measure: str) -> str:
-    """Return Spearman's correlation of a measure with the harm of leaving a head out, in every model that has it."""
-    found = {model: rows[measure]["left out"] for model, rows in of_models().items() if measure in rows}
+    """Return the rank correlation of a measure with how far outputs move without a head, in every model that has it."""
+    found = {model: rows[measure]["moved"] for model, rows in of_models().items() if measure in rows}
     return ", ".join(f"{model} {value:+.2f}" for model, value in found.items())

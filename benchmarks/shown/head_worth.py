@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from shown.columns import made, shown
 from shown.records import stored
 
-ALL, BASELINES = "head_worth", ("later in the model", "random")
-ENDS = {"left out": "", "refitted": ", refitted"}  # truth -> the end of the keys that go with it
-TRUE = "the truth, "
+BASELINES = ("later in the model", "random")
+ENDS = {"moved": ", moved", "left out": "", "refitted": ", refitted"}  # truth -> the end of the keys that go with it
+TRUE, DIVERGENCE = "the truth, ", "by divergence"
 NEEDS = {
     "gradient": "labels, a backward pass",
     "absolute relevance": "a backward pass",
@@ -19,11 +19,40 @@ NEEDS = {
 SHORT = {"all-MiniLM-L6-v2": "MiniLM", "all-mpnet-base-v2": "MPNet", "SmolLM2-135M": "SmolLM2"}
 
 
+def overlap(scores: list[float], harm: list[float]) -> float:
+    """Return the share of the better half of the heads by some scores that is in the better half by the harm."""
+    count = -(-len(scores) // 2)
+    one, other = (set(sorted(range(len(each)), key=lambda head: -each[head])[:count]) for each in (scores, harm))
+    return len(one & other) / count
+
+
 def of_models() -> dict[str, dict[str, dict]]:
-    """Return model -> measure -> its row."""
+    """Return model -> measure -> its row, with the truth that is "moved": how far outputs move without the head.
+
+    That is the cosine of embeddings, which is what is lost, or else the KL divergence of predictions.
+    """
     found: dict[str, dict[str, dict]] = {}
-    for row in stored(ALL)["rows"]:
-        found.setdefault(SHORT.get(row["model"], row["model"]), {})[row["measure"]] = row
+    for part in stored("head_worth")["parts"].values():
+        rows = {row["measure"]: row for row in part["rows"]}
+        again = part.get(DIVERGENCE)
+        if again is None:
+            keys = {"moved": "left out", "95 %, moved": "95 %", "within, moved": "within", "half, moved": "half"}
+            moved = {name: {key: row[old] for key, old in keys.items()} for name, row in rows.items()}
+        else:
+            scores = part["scores of the first draw"]
+            moved = {
+                row["measure"]: {
+                    "moved": row["left out"],
+                    "95 %, moved": row["95 %"],
+                    "within, moved": row["within"],
+                    "half, moved": overlap(scores[row["measure"]], again["harm"]),
+                }
+                for row in again["rows"]
+            }
+        model = part["rows"][0]["model"]
+        found[SHORT.get(model, model)] = {name: row | moved.get(name, {}) for name, row in rows.items()}
+        chance = rows[f"{TRUE}left out"]["other sentences"] if again is None else again["other sentences"]
+        found[SHORT.get(model, model)][f"{TRUE}left out"]["chance"] = chance
     return found
 
 
@@ -33,13 +62,17 @@ def half_width(row: dict, truth: str) -> float:
     return (high - low) / 2
 
 
+def shown_value(row: dict, truth: str) -> str:
+    return f"{row[truth]:+.2f} ± {half_width(row, truth):.2f}"
+
+
 def measures() -> list[str]:
-    """Return the measures, the best of all models first, by both truths; then what is compared with them."""
+    """Return the measures, the best first by how far outputs move, in the mean of models; then the baselines."""
     found: dict[str, list[float]] = {}
     for rows in of_models().values():
         for name, row in rows.items():
             if not name.startswith(TRUE) and name not in BASELINES:
-                found.setdefault(name, []).extend(row[truth] for truth in ENDS)
+                found.setdefault(name, []).append(row["moved"])
     return [*sorted(found, key=lambda name: -statistics.mean(found[name])), *BASELINES]
 
 
@@ -68,40 +101,42 @@ def passes(measure: str) -> float | None:
 
 @made
 def head_worth() -> str:
-    """Return the correlation of every measure with the harm without a head, by model, and what follows from it."""
+    """Return how well every measure predicts how far outputs move without a head, by model, and what follows."""
     rows = []
     for measure in measures():
         row: dict = {"measure": measure, "needs": "" if measure in BASELINES else NEEDS.get(measure, "a pass")}
         for model, of_model in of_models().items():
             if measure in of_model:
-                found = of_model[measure]
-                row[model] = f"{found['left out']:+.2f} ± {half_width(found, 'left out'):.2f}"
-        for truth, end in ENDS.items():
-            row[f"mean{end}"] = statistics.mean(each[truth] for each in having(measure))
+                row[model] = shown_value(of_model[measure], "moved")
+        for key in ("moved", "within, moved", "half, moved"):
+            row[key] = statistics.mean(each[key] for each in having(measure))
+        for end in ("", ", refitted"):
             row[f"gone{end}"] = of_random(measure, end)
-        row["within"] = statistics.mean(each["within"] for each in having(measure))
-        row["half"] = statistics.mean(each["half"] for each in having(measure))
         row["time"] = passes(measure)
         rows.append(row)
-    columns = {"measure": "", "needs": "", **dict.fromkeys(of_models(), ""), "mean": "+.2f"}
-    columns |= {"mean, refitted": "+.2f", "within layers": ("within", "+.2f"), "best half": ("half", ".2f")}
-    columns |= {"worst half gone": ("gone", ".2f"), "the same, refitted": ("gone, refitted", ".2f")}
-    return shown(rows, columns | {"time": ".1f"})
+    columns = {"measure": "", "needs": "", **dict.fromkeys(of_models(), ""), "mean": ("moved", "+.2f")}
+    columns |= {"within layers": ("within, moved", "+.2f"), "best half": ("half, moved", ".2f")}
+    columns |= {"worst half gone": ("gone", ".2f"), "the same, refitted": ("gone, refitted", ".2f"), "time": ".1f"}
+    return shown(rows, columns)
 
 
 @made
-def head_worth_refitted() -> str:
-    """Return the same correlations where W_O is refitted, and what the truth says of itself."""
+def head_worth_loss() -> str:
+    """Return the correlations with the loss without a head, and after a refit, and how much of a truth is chance."""
     rows = []
-    for measure in (*measures(), f"{TRUE}left out"):
-        row: dict = {"measure": measure.replace(TRUE, "the harm, ")}
+    for measure in measures():
+        row: dict = {"measure": measure}
         for model, of_model in of_models().items():
-            if measure in of_model:
-                found = of_model[measure]
-                row[model] = f"{found['refitted']:+.2f} ± {half_width(found, 'refitted'):.2f}"
+            if (found := of_model.get(measure)) is not None:
+                both = [shown_value(found, truth) for truth in ("left out", "refitted")]
+                row[model] = both[1] if found["moved"] == found["left out"] else " / ".join(both)
         rows.append(row)
-    for truth in ENDS:
-        row = {"measure": f"the harm, {truth}, on other sentences"}
-        row |= {model: f"{each[TRUE + truth]['other sentences']:+.2f}" for model, each in of_models().items()}
-        rows.append(row)
+    chances = {
+        "outputs move": (f"{TRUE}left out", "chance"),
+        "left out": (f"{TRUE}left out", "other sentences"),
+        "refitted": (f"{TRUE}refitted", "other sentences"),
+    }
+    for truth, (name, key) in chances.items():
+        row = {"measure": f"other sentences: {truth}"}
+        rows.append(row | {model: f"{of_model[name][key]:+.2f}" for model, of_model in of_models().items()})
     return shown(rows, {"measure": "", **dict.fromkeys(of_models(), "")})

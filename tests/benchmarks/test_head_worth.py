@@ -79,6 +79,29 @@ def test_the_truth_is_that_of_a_pruned_model(name, program):
     torch.testing.assert_close(alone[HEADS + 2], truth.harm({truth.sites[1].path: [2]}, fits), rtol=0, atol=NOISE)
 
 
+@pytest.mark.parametrize("name", ("marian", "gpt2"))
+def test_a_divergence_is_that_of_the_predictions(name, program):
+    truths = program("head_truth")
+    case = case_of(truths, "marian")
+    if name == "gpt2":  # predicts the next token: the last position predicts nothing
+        case.model, inputs = FAMILIES["gpt2"].build().double().eval(), batch()
+        case.tested = [inputs | {"labels": inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)}]
+    truth, inputs = truths.Truth(case, by_divergence=True), case.tested[0]
+    assert torch.equal(truth.whole, torch.zeros(3).double())
+    removed = {truth.sites[0].path: [1]}
+    with torch.no_grad():
+        whole = case.model(**inputs).logits.log_softmax(-1)
+        with collab_heads.analysis.without_heads(case.model, removed):
+            changed = case.model(**inputs).logits.log_softmax(-1)
+    expected, shift = torch.zeros(3).double(), int(name == "gpt2")
+    for row, labels in enumerate(inputs["labels"].tolist()):
+        for place, label in enumerate(labels[shift:]):
+            if label != -100:
+                expected[row] += (whole[row, place].exp() * (whole[row, place] - changed[row, place])).sum()
+    torch.testing.assert_close(truth.harm(removed), expected, rtol=0, atol=1e-5)
+    assert float(expected.max()) > 1e-3 and torch.equal(truth.weights, (inputs["labels"][:, shift:] != -100).sum(1))
+
+
 def test_a_site_without_heads_keeps_its_mean_output(program):
     truths = program("head_truth")
     case = case_of(truths, "bert")
@@ -118,3 +141,4 @@ def test_the_table_shows_half_widths_and_shares_of_random_halves(program, monkey
     }
     monkeypatch.setattr(shown, "of_models", lambda: rows)
     assert shown.of_random("good", "") == pytest.approx(0.25)
+    assert shown.overlap([3.0, 2, 1, 0], [0.0, 9, 1, 8]) == 0.5
