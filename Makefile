@@ -121,7 +121,7 @@ bench-nmt: $(VENV)/.bench
 		$(BIN)/python benchmarks/nmt.py $$part && $(BIN)/python benchmarks/nmt.py $$part --table || exit 1; \
 	done
 
-# what heads do: about forty minutes on two cores
+# what heads do: about an hour on two cores
 bench-seen: $(VENV)/.bench
 	for part in marian minilm balance speed; do $(BIN)/python benchmarks/heads_seen.py $$part || exit 1; done
 	$(BIN)/python benchmarks/contributions.py

@@ -156,8 +156,8 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 "rank correlation with how far outputs move without the head: "
                 f"confidence {correlations('confidence')}; gradient {correlations('gradient')}"
             ),
-            "1 run each",
-            "in one family in five; the opposite in sentence encoders",
+            "5 models",
+            "holds in the translation models; elsewhere the opposite; the gradient says it everywhere",
             WORTH,
         ),
     ),

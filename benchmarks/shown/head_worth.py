@@ -16,6 +16,10 @@ NEEDS = {
     "relevance (share of the layer)": "a backward pass",
     "flow": "a pass, maximum flows",
 }
+ENCODED = "sentences of STS-B dev", "sentences of STS-B train"
+TRANSLATED = "pairs of Multi30k test_2016_flickr", "pairs of Multi30k train"
+TEXTS = {"minilm": ENCODED, "mpnet": ENCODED, "marian": TRANSLATED, "t5": TRANSLATED}
+TEXTS |= {"smollm2": ("sentences of UD English EWT test", "sentences of UD English EWT dev")}
 SHORT = {"all-MiniLM-L6-v2": "MiniLM", "all-mpnet-base-v2": "MPNet", "SmolLM2-135M": "SmolLM2"}
 
 
@@ -97,6 +101,18 @@ def passes(measure: str) -> float | None:
         if (seconds := rows.get(measure, {}).get("seconds")) is not None:
             shares.append(seconds / rows["confidence"]["seconds"])
     return math.exp(statistics.mean(map(math.log, shares))) if shares else None
+
+
+@made
+def head_worth_models() -> str:
+    """Return the models, and the texts of the truth and of the measures."""
+    rows = []
+    for name, part in stored("head_worth")["parts"].items():
+        tested, drawn = TEXTS[name]
+        row = {"model": part["rows"][0]["model"], "heads": part["rows"][0]["heads"]}
+        row["truth on"] = f"{part['sentences']} {tested}"
+        rows.append(row | {"measures on three draws of": f"{part['draws'][0]} {drawn}"})
+    return shown(rows, dict.fromkeys(rows[0], ""))
 
 
 @made
