@@ -126,7 +126,9 @@ bench-seen: $(VENV)/.bench
 	for part in marian minilm balance speed; do $(BIN)/python benchmarks/heads_seen.py $$part || exit 1; done
 	$(BIN)/python benchmarks/contributions.py
 	$(BIN)/python benchmarks/roles.py
-	for part in minilm marian t5 "marian --divergence" "t5 --divergence"; do $(BIN)/python benchmarks/head_worth.py $$part || exit 1; done
+	for part in minilm marian t5 "marian --divergence" "t5 --divergence"; do \
+		$(BIN)/python benchmarks/head_worth.py $$part || exit 1; \
+	done
 
 # every kind beside stock on a CUDA device, in ten minutes and without data; .venv needs a torch built for the device:
 # make PIP_ARGS="--index-url ..." bench-gpu
