@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from nmt_pictures import save_figure
 from shown.efficiency import WORDS, encoders
+from shown.head_worth import half_width, measures, of_models
 from shown.records import rows_of
 
 matplotlib.rcParams["svg.hashsalt"] = "collab_heads"  # the same picture is the same file
@@ -219,7 +220,32 @@ def megabytes() -> Figure:
     return figure
 
 
-DRAWN = {each.__name__: each for each in (efficiency, overview, start, calibration, alternatives, megabytes)}
+def head_worth() -> Figure:
+    """Draw how well each measure predicts the harm without a head, a mark for every model, with intervals."""
+    figure, panels = plt.subplots(1, 2, figsize=(10, 5.2), layout="constrained", sharey=True)
+    names, titles = measures(), {"moved": "outputs move without the head", "refitted": "harm with W_O refitted"}
+    for panel, (truth, title) in zip(panels, titles.items(), strict=True):
+        for number, (model, rows) in enumerate(of_models().items()):
+            colour, marker = [*STYLES.values()][number]
+            places = [place for place, name in enumerate(names) if name in rows]
+            values = [rows[names[place]][truth] for place in places]
+            widths = [half_width(rows[names[place]], truth) for place in places]
+            heights = [place + 0.13 * (number - 2) for place in places]
+            style = {"fmt": marker, "color": colour, "label": model, "ms": 4.5, "lw": 1}
+            panel.errorbar(values, heights, xerr=widths, **style)
+        panel.axvline(0, color="#888888", lw=0.8)
+        panel.set(xlabel="rank correlation", xlim=(-1, 1))
+        panel.set_title(title, fontsize=10)
+        panel.grid(alpha=0.3)
+    panels[0].set_yticks(range(len(names)), names, fontsize=8)
+    panels[0].invert_yaxis()
+    panels[1].legend(fontsize=7, loc="upper left")
+    return figure
+
+
+DRAWN = {
+    each.__name__: each for each in (efficiency, overview, start, calibration, alternatives, megabytes, head_worth)
+}
 
 
 def main() -> None:

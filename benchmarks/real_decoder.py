@@ -151,16 +151,15 @@ def compressed(draw: Draw, budget: float, *, news: int, own: int) -> Made:
     return made
 
 
-def in_megabytes(draw: Draw, budget: None, *, size: int, parts: tuple[str, ...] | None = None) -> Made:
-    """Spend megabytes on width and on bits; without parts, on bits only."""
+def in_megabytes(draw: Draw, budget: None, *, size: int) -> Made:
+    """Spend megabytes on width and on bits."""
 
     def planned():
         model = draw.decoder.load()
         batches = draw.news() + generate_batches(model, PIECES, LENGTH, seed=draw.number)
-        chosen = {} if parts is None else {"parts": parts}
-        return plan(model, batches, bits=(8, 4, 3), seed=draw.number, **chosen)
+        return plan(model, batches, bits=(8, 4, 3), seed=draw.number)
 
-    made, before = draw.once(f"plan with bits {parts}", planned)
+    made, before = draw.once("plan with bits", planned)
     started = time.process_time()
     model, error = compressed_copy(made, f"{size}MB")
     more = {"predicted": made.predicted(made.choose(f"{size}MB")), "measured": error, "MB": num_bytes(model) / 1e6}
@@ -246,7 +245,6 @@ METHODS: dict[str, Callable[[Draw, float], Made]] = {
     "3 bits alone": functools.partial(bits_alone, bits=3),
 }
 METHODS |= {f"compress, in {size} MB": functools.partial(in_megabytes, size=size) for size in SIZES}
-METHODS |= {f"mixed bits alone, in {size} MB": functools.partial(in_megabytes, size=size, parts=()) for size in SIZES}
 WITHOUT_BUDGET = {name: None if "MB" in name else 1.0 for name in METHODS if "alone" in name or "MB" in name}
 
 

@@ -17,7 +17,19 @@ import re
 import sys
 from pathlib import Path
 
-from shown import claims, efficiency, heads_seen, images, overview, quality, served, speed, summary, translation
+from shown import (
+    claims,
+    efficiency,
+    head_worth,
+    heads_seen,
+    images,
+    overview,
+    quality,
+    served,
+    speed,
+    summary,
+    translation,
+)
 from shown.columns import TABLES
 from shown.records import USED
 from targets import TARGETS, target_of
@@ -29,6 +41,7 @@ MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", flags=re.DOTA
 SUBJECTS = (
     claims,
     efficiency,
+    head_worth,
     heads_seen,
     images,
     overview,

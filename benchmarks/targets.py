@@ -198,6 +198,13 @@ TARGETS: dict[str, Target] = {
         "with `contributions` and `roles` forty minutes",
         ("seen_marian", "seen_minilm", "seen_balance", "seen_speed"),
     ),
+    "head-worth": Target(
+        (
+            *(f"head_worth.py {part}" for part in ("minilm", "marian", "t5", "mpnet", "smollm2")),
+            *(f"head_worth.py {part} --divergence" for part in ("marian", "t5", "smollm2")),
+        ),
+        "72 minutes of a busy machine",
+    ),
     "contributions": Target(("contributions.py",), "with `seen` and `roles` forty minutes"),
     "roles": Target(
         ("roles.py --deep $WORK/collab-heads-nmt/deep-6-+-6-layers-0",),

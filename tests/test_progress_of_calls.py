@@ -115,6 +115,10 @@ def find_roles(_):
     analysis.head_roles(bert(BertForSequenceClassification), [LEARNED], exclude=[])
 
 
+def find_worth(_):
+    analysis.head_worth(bert(BertForSequenceClassification), [LEARNED], exclude=[])
+
+
 def contributions(_):
     batches = batches_of(FAMILIES["marian"])
     for each in batches:
@@ -152,8 +156,17 @@ CALLS = {
     analyze: ("analyze_heads", ["looking at heads", "measuring heads"]),
     analyze_all: (
         "analyze_heads",
-        ["looking at heads", "propagating relevance", "measuring heads", "leaving heads out", "removing heads"],
+        [
+            "looking at heads",
+            "finding readers",
+            "measuring vectors",
+            "propagating relevance",
+            "measuring heads",
+            "leaving heads out",
+            "removing heads",
+        ],
     ),
+    find_worth: ("head_worth", ["finding readers", "measuring vectors"]),
     find_roles: ("head_roles", ["finding roles"]),
     contributions: ("analyze_heads", ["measuring contributions"]),
     export: ("export", ["checking", "writing", "comparing", "timing"]),

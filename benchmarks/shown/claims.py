@@ -14,7 +14,7 @@ from shown.figures import (
     beside_first,
     born_digits,
     by_seed,
-    correlation,
+    correlations,
     exact,
     fifths,
     glue,
@@ -57,6 +57,7 @@ class Claim:
 
 TRANSLATION, GLUE_PAGE = "[translation](translation.md)", "[narrower projections](narrower-projections.md)"
 IMAGES, FEWER = "[images](images.md)", "[fewer heads](fewer-heads.md)"
+WORTH = "[the worth of a head](head-worth.md)"
 MIXED, SEEN, SPEED = "[mixed heads](mixed-heads.md)", "[what heads do](what-heads-do.md)", "[speed](speed.md)"
 
 IMPORTANT = "importance 18"
@@ -152,12 +153,12 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
             "Confident heads are important heads",
             "in words and pictures",
             lambda: (
-                f"rank correlation with the loss without the head: confidence {correlation('confidence'):+.2f}, "
-                f"relevance {correlation('relevance'):+.2f}, gradient {correlation('gradient'):+.2f}"
+                "rank correlation with how far outputs move without the head: "
+                f"confidence {correlations('confidence')}; gradient {correlations('gradient')}"
             ),
-            "1 model",
-            "weakly; the gradient says it better",
-            SEEN,
+            "5 models",
+            "holds in the translation models; elsewhere the opposite; the gradient says it everywhere",
+            WORTH,
         ),
     ),
     "mixed": (

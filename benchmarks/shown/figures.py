@@ -5,7 +5,8 @@ import statistics
 from collections.abc import Mapping
 
 from scipy.stats import t as student
-from shown.records import row, rows_of, stored
+from shown.head_worth import of_models
+from shown.records import row, rows_of
 
 
 def against_first(name: str, key: str, value: str, part: str = "") -> str:
@@ -135,7 +136,7 @@ def less_reference(measure: str, prefixes: str) -> str:
     return f"{prefixes} {found['less the reference']:+.3f} ± {found['± less']:.3f}"
 
 
-def correlation(measure: str) -> float:
-    """Return Spearman's correlation of a measure with the loss increase without the head, over all heads of Marian."""
-    record = stored("seen_marian")["correlations"]
-    return next(each["all"] for each in record if (each["measure"], each["harm to"]) == (measure, "loss"))
+def correlations(measure: str) -> str:
+    """Return the rank correlation of a measure with how far outputs move without a head, in every model that has it."""
+    found = {model: rows[measure]["moved"] for model, rows in of_models().items() if measure in rows}
+    return ", ".join(f"{model} {value:+.2f}" for model, value in found.items())

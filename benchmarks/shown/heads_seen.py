@@ -79,23 +79,6 @@ MEASURED = {
 
 
 @made
-def marian_measures() -> str:
-    """Return how well each measure predicts the loss without a head, in a translation model."""
-    signed = {role: "+.2f" for role in ("all", *ROLES)}
-    return shown(stored("seen_marian")["correlations"], {"Marian: measure": ("measure", "")} | signed)
-
-
-@made
-def minilm_measures() -> str:
-    """Return the same for sentence embeddings: a column for each kind of harm."""
-    harms = {"1 - cosine to the original": "embeddings move", "Spearman x 100": "STS-B Spearman"}
-    rows: dict[str, dict] = {}
-    for row in stored("seen_minilm")["correlations"]:
-        rows.setdefault(row["measure"], {"MiniLM: measure": row["measure"]})[harms[row["harm to"]]] = row["all"]
-    return shown(rows.values(), {"MiniLM: measure": ""} | {name: "+.2f" for name in harms.values()})
-
-
-@made
 def minilm_roles() -> str:
     """Return what the heads of all-MiniLM-L6-v2 do: a row per head and label."""
     roles = stored("seen_minilm")["report"]["roles"]

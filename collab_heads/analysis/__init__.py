@@ -3,6 +3,7 @@
 from collab_heads.analysis.measures.ablation import Ablation, ablation_curve, leave_one_out, mean_loss, without_heads
 from collab_heads.analysis.measures.results import HeadStatistics
 from collab_heads.analysis.measures.statistics import head_statistics
+from collab_heads.analysis.measures.worth import HeadWorth, head_worth
 from collab_heads.analysis.relevance.contribution_comparison import ContributionComparison, compare_contributions
 from collab_heads.analysis.relevance.contribution_results import TokenContributions
 from collab_heads.analysis.relevance.contributions import token_contributions
@@ -20,6 +21,7 @@ __all__ = [
     "HeadReport",
     "HeadRoles",
     "HeadStatistics",
+    "HeadWorth",
     "TokenContributions",
     "ablation_curve",
     "compare_contributions",
@@ -27,6 +29,7 @@ __all__ = [
     "head_relevance",
     "head_roles",
     "head_statistics",
+    "head_worth",
     "leave_one_out",
     "mean_loss",
     "most_important",

@@ -13,6 +13,7 @@ from collab_heads.analysis.measures.ablation import Evaluate, ablation_curve, le
 from collab_heads.analysis.measures.passes import Observer, observe
 from collab_heads.analysis.measures.sentences import AttentionExamples, Sentences, typical_sentences
 from collab_heads.analysis.measures.statistics import Statistics
+from collab_heads.analysis.measures.worth import OF_REPORT, worth_of
 from collab_heads.analysis.options import AnalysisOptions, Part
 from collab_heads.analysis.relevance.contribution_comparison import compare_contributions, named_models
 from collab_heads.analysis.relevance.head_relevance import head_relevance
@@ -44,6 +45,8 @@ THIS_MODEL = "this model"
 PHASES = (
     ("looking at heads", 4),
     ("finding dependencies", 2),
+    ("finding readers", 0.2),
+    ("measuring vectors", 2),
     ("propagating relevance", 4),
     ("measuring heads", 2),
     ("measuring contributions", 8),
@@ -77,8 +80,8 @@ def analyze_heads(
     """Measure what the heads of a model do, and how much they matter.
 
     Confidence, entropy, distance, similarity, positions, rare tokens and examples share one pass without gradients.
-    Relevance and gradient importance take one pass with gradients each, the cost of removal one without, dependencies
-    one pass over the treebank.
+    Relevance and gradient importance take one pass with gradients each, the cost of removal and the vectors that heads
+    write one without, dependencies one pass over the treebank.
     Contributions take a backward pass per position, on some of the sentences; the ablation takes an evaluation per
     head. Memory does not grow with the number of batches.
 
@@ -96,9 +99,10 @@ def analyze_heads(
         model: a supported transformers model, original or collaborative, gated, mixed, pruned; it is left as it was.
         batches: input dicts as the model takes them, in a list or another object that can be read again. Gradient
             importance and the loss need labels; encoder-decoders need labels or decoder inputs in every batch.
-        parts: some of "statistics", "roles", "relevance", "gradient", "reconstruction" (what removal costs, see
-            `head_importance`), "contributions", "ablation". None measures all that model and data allow; the ablation,
-            which takes an evaluation per head, only if `evaluate` is given.
+        parts: some of "statistics", "roles", "worth" (norms of values, value zeroing, shares of the stream, see
+            `head_worth`), "relevance", "gradient", "reconstruction" (what removal costs, see `head_importance`),
+            "contributions", "ablation". None measures all that model and data allow; the ablation, which takes an
+            evaluation per head, only if `evaluate` is given.
         tokenizer: the model's tokenizer; needed for a treebank, and for examples that show tokens instead of ids.
         treebank: a CoNLL-U file, its sentences, or a `Treebank`, for syntactic heads of encoders.
         exclude: ids of tokens that do not count as queries; None excludes the tokens that end a sentence.
@@ -174,6 +178,8 @@ class Analysis:
             syntax = syntax_observer(self.model, self.adapter, options.treebank, options.tokenizer)
         if "statistics" in self.parts or "roles" in self.parts:
             self.observe(syntax)
+        if "worth" in self.parts:
+            self.measure("worth", worth_of, self.batches, names=OF_REPORT, exclude=self.excluded)
         if "relevance" in self.parts:
             self.measure("relevance", head_relevance, self.batches, exclude=self.excluded)
         if "gradient" in self.parts:
@@ -313,6 +319,7 @@ class Analysis:
 
     def curves(self, report: HeadReport, evaluate: Evaluate) -> dict[str, list[tuple[int, float]]]:
         metric = self.options.metric
-        scores = {name: each for name, each in report.scores().items() if name in (*IMPORTANCE, "leave_one_out")}
+        every, paths = report.scores(), {site.path for site in self.sites}
+        scores = {name: every[name] for name in (*IMPORTANCE, "leave_one_out") if every.get(name, {}).keys() >= paths}
         with progress_bar(scores.items(), desc="removing heads") as ranked:
             return {name: ablation_curve(self.model, evaluate, each, metric=metric) for name, each in ranked}

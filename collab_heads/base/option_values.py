@@ -49,7 +49,9 @@ SHAPE_OF_TARGET: dict[ExportTarget, ModelShape] = {
 }
 LAYERED: ExportTarget = "transformers"  # whose configs can give every layer sizes of its own
 
-ReportPart = Literal["statistics", "roles", "relevance", "gradient", "reconstruction", "contributions", "ablation"]
+ReportPart = Literal[
+    "statistics", "roles", "worth", "relevance", "gradient", "reconstruction", "contributions", "ablation"
+]
 REPORT_PARTS: tuple[ReportPart, ...] = get_args(ReportPart)
 
 PrefixKind = Literal["reference", "own", "random"]  # what a decoder has read when a token's contributions are measured

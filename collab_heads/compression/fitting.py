@@ -35,13 +35,13 @@ from collab_heads.compression.parts.part import Fit, RefittedOutput, install
 from collab_heads.compression.parts.shape import Choice
 from collab_heads.compression.parts.table import fit_site
 from collab_heads.compression.probe import Probe
-from collab_heads.compression.residual_readers import Reader, find_readers, watching
 from collab_heads.layers.layout import weight_of, widths
 from collab_heads.model.apply_state import OutputWeights, undone
 from collab_heads.model.open_layers import OpenLayers, OpenLayerSite
 from collab_heads.running.batches import EnoughSeen, run_batches
 from collab_heads.running.blocks import BlockStarts
 from collab_heads.running.portions import portions
+from collab_heads.running.residual_readers import Reader, find_readers, watching
 
 
 def fit_choices(

@@ -13,6 +13,7 @@ from unchanged import assert_unchanged, refused, snapshot
 import collab_heads
 from collab_heads import analyze_heads
 from collab_heads.analysis import ablation_curve, leave_one_out, mean_loss
+from collab_heads.analysis.measures.worth import OF_REPORT
 from collab_heads.analysis.report.head_report import side_tables
 from collab_heads.analysis.report.pictures import pictures_in
 from collab_heads.errors import ArgumentError, CalibrationError, ModelStateError
@@ -45,6 +46,8 @@ def test_every_part_is_what_its_function_measures(name):
     report = analyze_heads(model, batches, exclude=[EOS])
     assert_unchanged(model, before)
     assert report.statistics == collab_heads.analysis.head_statistics(model, batches, exclude=[EOS])
+    worth = collab_heads.analysis.head_worth(model, batches, measures=OF_REPORT, exclude=[EOS])
+    assert report.worth.to_dict() == worth.to_dict()
     assert report.relevance == collab_heads.analysis.head_relevance(model, batches, exclude=[EOS])
     roles = collab_heads.analysis.head_roles(model, batches, exclude=[EOS])
     assert report.roles.to_dict() == roles.to_dict()
@@ -73,6 +76,9 @@ def test_scores_and_the_table_of_heads():
         "attention_distance",
         "first_token",
         "l2_distance",
+        "value_norm",
+        "value_zeroing",
+        "contribution",
         "relevance",
         "absolute_relevance",
         "gradient",
@@ -85,8 +91,9 @@ def test_scores_and_the_table_of_heads():
     assert row[:3] == [site.role, str(site.layer), str(HEADS - 1)]
     assert row[3] == f"{float(report.statistics.confidence[site.path][-1]):.3f}"
     assert row[6] == "" and site.role == "dec-enc"  # attention to the first token is of self-attention
-    assert row[8] == f"{float(report.relevance.relevance[site.path][-1]):.3f}"
-    assert row[9] == f"{abs(float(report.relevance.signed[site.path][-1])):.3f}"
+    assert row[9] == f"{float(report.worth.values['value_zeroing'][site.path][-1]):.3f}"
+    assert row[11] == f"{float(report.relevance.relevance[site.path][-1]):.3f}"
+    assert row[12] == f"{abs(float(report.relevance.signed[site.path][-1])):.3f}"
     assert len(row) == len(header) and all(len(each) == len(header) for each in rows)
     assert "MarianMTModel (marian): 24 heads" in str(report) and "3 sentences" in str(report)
 
@@ -134,6 +141,19 @@ def test_the_ablation_its_curves_and_correlations():
     )
     assert torch.allclose(torch.cat([*higher.ablation.harm().values()]), harm, rtol=0, atol=1e-12)
     assert higher.ablation.metric == "x"
+
+
+@pytest.mark.parametrize("name, both", [("bert", True), ("albert", False)])
+def test_what_heads_write_orders_curves_where_every_site_has_it(name, both):
+    """The one module of ALBERT runs twice: there is no stream of its own behind it."""
+    model = model_in(name)
+    batches = split(labelled(name, model))
+    report = analyze_heads(model, batches, exclude=[EOS], parts=("worth", "relevance", "ablation"))
+    names = {"value_zeroing", "contribution"} if both else set()
+    relevance = {"relevance", "absolute_relevance"}
+    assert set(report.correlations()) == names | relevance
+    assert set(report.curves) == names | relevance | {"leave_one_out"}
+    assert "value_norm" in report.scores() and names == report.scores().keys() & {"value_zeroing", "contribution"}
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -15,10 +15,10 @@ from collab_heads.compression import fitting
 from collab_heads.compression.fitting import Sums, error, fit_choices, fitted_error, fitted_in_order
 from collab_heads.compression.parts.heads import KeptHeads
 from collab_heads.compression.parts.part import RefittedOutput, install
-from collab_heads.compression.residual_readers import find_readers
 from collab_heads.layers.layout import weight_of
 from collab_heads.model.apply_state import OutputWeights, undone
 from collab_heads.running.blocks import BlockStarts
+from collab_heads.running.residual_readers import find_readers
 from families import FAMILIES
 
 UNDONE = 1e-2  # of an error: the sums of products are rounded to float32, which is 0.0011 of it on an Intel Xeon

@@ -10,6 +10,7 @@ from torch import Tensor
 from collab_heads.analysis.measures.ablation import Ablation
 from collab_heads.analysis.measures.results import OF_HEADS, HeadStatistics
 from collab_heads.analysis.measures.sentences import AttentionExample
+from collab_heads.analysis.measures.worth import HeadWorth
 from collab_heads.analysis.relevance.contribution_comparison import ContributionComparison
 from collab_heads.analysis.relevance.contribution_results import ContributionExample, TokenContributions
 from collab_heads.analysis.relevance.head_relevance import HeadRelevance
@@ -21,7 +22,7 @@ from collab_heads.sites.site import AttentionSite
 
 Scores = Mapping[str, Tensor]
 # measures of how much a head matters: they are compared with leaving heads out, and each orders a curve
-IMPORTANCE = ("confidence", "relevance", "absolute_relevance", "gradient")
+IMPORTANCE = ("confidence", "value_zeroing", "contribution", "relevance", "absolute_relevance", "gradient")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +38,7 @@ class HeadMeasurements(Report):
         data: the data: a description, the number of sentences, the query tokens of every role.
         statistics: confidence, entropy, attention distance, attention to the first token, similarity, alphas.
         roles: positional, first-token, rare-token and syntactic heads.
+        worth: norms of the values of heads, value zeroing, and shares in the residual stream.
         relevance: relevance by conservative propagation.
         gradient: path -> [H], importance by gradients of the loss.
         reconstruction: path -> [H], the share of the site's output that is lost once a head and those that cost less
@@ -61,6 +63,7 @@ class HeadMeasurements(Report):
     data: Mapping[str, Any]
     statistics: HeadStatistics | None = None
     roles: HeadRoles | None = None
+    worth: HeadWorth | None = None
     relevance: HeadRelevance | None = None
     gradient: Scores | None = None
     reconstruction: Scores | None = None
@@ -82,6 +85,8 @@ class HeadMeasurements(Report):
             scores |= {name: measured for name in OF_HEADS if (measured := getattr(statistics, name))}
             if "l2" in statistics.measures:
                 scores["l2_distance"] = {site.path: statistics.distance(site.path) for site in self.sites}
+        if self.worth is not None:
+            scores |= {name: values for name, values in self.worth.values.items() if values}
         if self.relevance is not None:
             scores["relevance"] = self.relevance.relevance
             scores["absolute_relevance"] = {path: signed.abs() for path, signed in self.relevance.signed.items()}
@@ -96,7 +101,7 @@ class HeadMeasurements(Report):
         return scores
 
     def correlations(self) -> dict[str, float]:
-        """Return measure -> rank correlation with the harm of leaving each head out.
+        """Return measure -> rank correlation with the harm of leaving each head out, of measures that every site has.
 
         Empty without an ablation.
         """
@@ -109,7 +114,7 @@ class HeadMeasurements(Report):
         return {
             name: rank_correlation(torch.cat([scores[name][path].double() for path in paths]), loss)
             for name in IMPORTANCE
-            if name in scores
+            if name in scores and scores[name].keys() >= harm.keys()
         }
 
     def rows(self) -> tuple[list[str], list[list[str]]]:

@@ -24,12 +24,18 @@ SECTIONS = {
     "absolute_relevance": "relevance",
     "positional": "roles",
     "rare_tokens": "roles",
+    "value_norm": "worth",
+    "value_zeroing": "worth",
+    "contribution": "worth",
 }
 # measure -> the title of its map, if its section has several maps
 MAPS = {
     "absolute_relevance": "Absolute relevance",
     "positional": "Share on the best offset",
     "rare_tokens": "Share on the rarest token",
+    "value_norm": "Norm of weighted values",
+    "value_zeroing": "Value zeroing",
+    "contribution": "Contribution to the stream",
 }
 
 TITLES = {
@@ -41,6 +47,7 @@ TITLES = {
     "first_token": "Attention to the first token",
     "similarity": "Similarity",
     "l2_distance": "Distance to the other heads",
+    "worth": "What heads write",
     "relevance": "Relevance",
     "gradient": "Gradient importance",
     "reconstruction": "Cost of removal",
@@ -70,6 +77,11 @@ LEGENDS = {
     "similarity": "The mean cosine and Euclidean distance between the outputs of two heads of a layer, for "
     "the same token. Heads that do the same have a cosine near 1.",
     "l2_distance": "The mean Euclidean distance of a head's outputs to those of the layer's other heads.",
+    "worth": "The vectors that a head adds to the residual stream, as means over query tokens. The norm of weighted "
+    "values is the sum of the norms of all values, projected by W_O, times their attention weights (Kobayashi et al. "
+    "2020). Value zeroing is how far the stream turns, 1 - cosine, if the head's values are zero (after Mohebbi et al. "
+    "2023). The contribution is the head's share in the stream behind the layer's attention, by L1 distances (ALTI, "
+    "Ferrando et al. 2022).",
     "relevance": "What the head contributes to the top-1 logit by layer-wise relevance propagation, "
     "attention weights and scales of norms held constant (Ali et al. 2022): absolute values, as "
     "shares of the layer's heads. Absolute relevance is the size of the mean itself, which layers "

@@ -6,8 +6,8 @@ from compressing import batches_of
 from opening import layers_of
 from unchanged import assert_unchanged, snapshot
 
-from collab_heads.compression.residual_readers import find_readers, watching
 from collab_heads.running.batches import run_batches
+from collab_heads.running.residual_readers import find_readers, watching
 from families import FAMILIES, LAYOUTS
 
 # Layers that share modules run them more than once; CLIP's image model has a norm for the first patch alone at its end.
