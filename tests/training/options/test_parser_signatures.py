@@ -44,6 +44,7 @@ SEVERAL_DEFAULTS = {
     "kind": "a swap gives the paper's layer; what compress gives is to be fast",
     "criterion": "head_importance is the paper's measure; prune_heads is to work without labels",
     "data": "the name of what was analyzed; the examples of evaluate, which a function does without",
+    "measures": "of head_statistics and of head_worth, which has others, one of them on request only",
     "parts": "of a report, of a site that is compressed, of heads that change places",
 }
 
