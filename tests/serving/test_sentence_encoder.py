@@ -403,4 +403,4 @@ def test_without_this_package_it_says_what_to_install(in_onnx):
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert "ImportError: this model needs collab_heads: install the package collab_heads" in found.stderr
-    assert "pip install" not in found.stderr  # the name is on no package index
+    assert "pip install collab" not in found.stderr  # the name is on no package index; bitsandbytes names others
