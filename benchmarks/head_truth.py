@@ -1,4 +1,4 @@
-"""The truth about heads: what a model loses, sentence by sentence, if heads are left out, with W_O refitted or not.
+"""Measure what a model loses, sentence by sentence, if heads are left out, with W_O refitted or not.
 
 Runs begin at the block of the head, see `collab_heads.running.blocks`.
 """
@@ -156,7 +156,7 @@ Removed = Mapping[str, Sequence[int]]  # path -> the heads that are left out
 
 @dataclass
 class Truth:
-    """What a model loses on the tested sentences of a case.
+    """Measure what a model loses on the tested sentences of a case.
 
     Attributes:
         case: the case.

@@ -1,4 +1,4 @@
-"""What predicts the worth of a head? Measures of heads beside what is lost without each head.
+"""Compare measures of heads with what is lost without each head.
 
 python benchmarks/head_worth.py PART [--real DIR] [--divergence]
 

@@ -29,7 +29,7 @@ NMT = "with three seeds the seven parts of nmt.py take nine hours"
 
 @dataclass(frozen=True)
 class Target:
-    """What `make bench-NAME` runs.
+    """The commands of `make bench-NAME`.
 
     Attributes:
         commands: programs of this folder with their arguments; $NAME is a variable of the environment.

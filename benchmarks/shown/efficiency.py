@@ -111,9 +111,9 @@ def efficiency_cache() -> str:
 def durations() -> str:
     """Return what `compress` and `distill` take, in minutes of one core, but of two for MiniLM."""
     minilm = {"model": "minilm", "parts": "layers", "budget": 0.5, "sentences": 2048, "shape": None}
-    refined, distilled = (first("compression", **minilm, method=each)["seconds"] for each in ("refined", "distilled"))
+    refined, distilled = (row("compression", **minilm, method=each)["seconds"] for each in ("refined", "distilled"))
     mpnet, smollm2 = (
-        [first(record, method=each, budget=budget)["seconds"] for each in (name, f"{name}, distilled")]
+        [row(record, method=each, budget=budget)["seconds"] for each in (name, f"{name}, distilled")]
         for record, name, budget in (("real_encoder", "compress", 0.5), ("real_decoder", "compress, and its own", 0.8))
     )
     names = "model", "parameters", "layers left", "fitted to", "plan and fit, minutes", "distilled, minutes more"
@@ -124,8 +124,3 @@ def durations() -> str:
     )
     cells = [dict(zip(names, (*each[:4], *(seconds / 60 for seconds in each[4:])), strict=True)) for each in rows]
     return shown(cells, dict.fromkeys(names[:4], "") | dict.fromkeys(names[4:], ".0f"))
-
-
-def first(record: str, **wanted: object) -> dict:
-    """Return the first row of a record with these values."""
-    return next(each for each in rows_of(record) if all(each.get(key) == value for key, value in wanted.items()))

@@ -37,12 +37,13 @@ from collab_heads.files.reading import parse_json, read_text
 from collab_heads.saving.card import complete
 from collab_heads.saving.loading import load_or_explain
 from collab_heads.serving.export import TARGETS
+from collab_heads.serving.graph_engines import ENGINES
 from collab_heads.sites.state import expect
 from collab_heads.training.options.parser import stored_value
 
 UNFINISHED = ".unfinished"
 RECIPE, RECORD, MEASURED = "recipe.json", "shrink.json", "measured.json"
-SCORED = ("onnx", "openvino", "executorch")  # targets whose models `evaluate` runs
+SCORED = tuple(ENGINES)  # targets whose models `evaluate` runs
 BASELINE = "original in int8"
 NAMES = ("trimmed", "compressed", "distilled", *TARGETS, BASELINE)  # of steps
 OF_STEPS = ("trim.json", "compression.json", "compression.png", "compression.svg")  # what earlier steps write, too

@@ -9,7 +9,7 @@ Shapes: H heads, d_v width of a value head, n = H * d_v, D width of the model, K
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -148,13 +148,15 @@ class HeadRegression:
         Few texts, or equal ones, leave directions in which heads put out nothing but the rounding of float32 products.
         Where that exceeds the ridge, a stronger one takes its place.
         """
-        for times in STRONGER:
-            try:
-                return solve_positive(self.ridged(columns, times), self.right(columns, times).mT).mT
-            except torch.linalg.LinAlgError:
-                if times == STRONGER[-1]:
-                    raise
-        raise AssertionError
+        *weaker, strongest = STRONGER
+        for times in weaker:
+            with suppress(torch.linalg.LinAlgError):
+                return self.solved_with(columns, times)
+        return self.solved_with(columns, strongest)
+
+    def solved_with(self, columns: Tensor, times: float) -> Tensor:
+        """Solve the normal equations with a multiple of the ridge."""
+        return solve_positive(self.ridged(columns, times), self.right(columns, times).mT).mT
 
     def removal_costs(self) -> Tensor:
         """Remove one head after the other, each time the one that the others reconstruct best.

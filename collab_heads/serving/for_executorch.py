@@ -28,14 +28,15 @@ class ExecuTorch(Graph):
         if model.can_generate():
             raise UnsupportedModelError(
                 f"executorch: {type(model).__name__} generates, with a cache that grows, and the memory of a program "
-                "is planned when it is written. docs/guides/peft-export.md has the lines for a cache of one size"
+                "is planned when it is written. transformers' recipe, with a cache of one size, runs there (guide PEFT "
+                "and export)"
             )
 
     def write(self, model, folder, example, *, tokenizer, int8):
         """Write the program; weights on grids are floating-point numbers there, since XNNPACK has other grids."""
         super().write(model, folder, example, tokenizer=tokenizer, int8=int8)
         count = len([*on_grid(model)])
-        return (f"weights on grids that take the place of floating-point numbers: {count}",) if count else ()
+        return (f"{count} weights on grids are written as floating-point numbers",) if count else ()
 
     def exporter(self):
         from transformers.exporters.exporter_executorch import ExecutorchExporter

@@ -1,4 +1,4 @@
-"""What llama.cpp can take: families, heads and tokenizers, checked before a plan and before a file is written."""
+"""Check that llama.cpp can take a family, its heads and its tokenizer, before a plan and before a file is written."""
 
 import json
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ def family_form(model: PreTrainedModel) -> GgufForm:
     if form is None:
         raise UnsupportedModelError(
             f"{type(model).__name__} is of type {model.config.model_type!r}, GGUF is for "
-            f"{', '.join(gguf_model_types())}: use to='onnx'"
+            f"{', '.join(gguf_model_types())}: use to='onnx', which takes every shape"
         )
     return form
 

@@ -128,13 +128,13 @@ class ExecuTorch(GraphEngine):
     """ExecuTorch. A program knows its inputs by their order, so what the export says of them is used, and checked."""
 
     names = ("{}.pte",)
-    mark, header = (b"ET12", b"eh00"), slice(4, 12)
+    mark = b"ET12eh00"  # of a program, and of its header, with the places of its parts
 
     def check(self, path, weights):
         check_inside(path)
         with path.open("rb") as file:
             begin = file.read(40)
-        expect(begin[self.header] == b"".join(self.mark), "the mark", begin[self.header], "that of ExecuTorch")
+        expect(begin[4:12] == self.mark, "the mark", begin[4:12], "that of ExecuTorch")
         place, size = (int.from_bytes(begin[at : at + 8], "little") for at in (24, 32))
         check_size(path, place + size)
 
@@ -165,8 +165,11 @@ class ExecuTorch(GraphEngine):
 
     def limits(self, program, metadata):
         method = program.metadata("forward")
-        found = {name: tuple(method.input_tensor_meta(at).sizes()) for at, name in enumerate(metadata.kwargs)}
-        return {name: size for name, size in found.items() if name not in metadata.in_constants}
+        return {
+            name: tuple(method.input_tensor_meta(number).sizes())
+            for number, name in enumerate(metadata.kwargs)
+            if name not in metadata.in_constants  # which are no tensors
+        }
 
     def options(self, threads):
         """Set the threads, which all programs of the process share."""
@@ -177,7 +180,12 @@ class ExecuTorch(GraphEngine):
         return {}
 
 
-ENGINES: Mapping[str, GraphEngine] = {"onnx": OnnxRuntime(), "openvino": OpenVino(), "executorch": ExecuTorch()}
+# what `load_exported` loads
+ENGINES: Mapping[str, GraphEngine] = {
+    "onnx": OnnxRuntime(),
+    "openvino": OpenVino(),
+    "executorch": ExecuTorch(),
+}
 
 
 def check_inside(path: Path) -> None:

@@ -1,7 +1,7 @@
 """The card of an exported folder: what it is, and how each engine and server loads it."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from huggingface_hub import ModelCardData
 from transformers import PreTrainedModel
@@ -10,11 +10,12 @@ from collab_heads.base.extras import INSTALL
 from collab_heads.base.option_values import ExportTarget
 from collab_heads.contract.registry import get_adapter, is_lone_decoder
 from collab_heads.saving.card import ENCODERS, LIBRARY, NAME, TAG, VOCABULARY, base_of
+from collab_heads.serving.graph_engines import ENGINES
 from collab_heads.sites.record import trimmed_vocabulary
 
 EMBEDS, GENERATES, TRANSLATES, RUNS = "embeds", "generates", "translates", "runs"  # what models do
 EVERY = (EMBEDS, GENERATES, TRANSLATES, RUNS)
-GRAPHS: tuple[ExportTarget, ...] = ("onnx", "openvino", "executorch")  # what `load_exported` loads
+GRAPHS = cast(tuple[ExportTarget, ...], tuple(ENGINES))
 
 
 @dataclass(frozen=True)

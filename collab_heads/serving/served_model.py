@@ -22,6 +22,7 @@ from collab_heads.base.checks import check_count
 from collab_heads.base.extras import MissingPackageError, is_installed
 from collab_heads.errors import ArgumentError, ModelStateError
 from collab_heads.layers.attention import CACHE
+from collab_heads.running.batches import MODALITIES
 from collab_heads.saving.source_files import files_in
 from collab_heads.serving.exported_folder import CONFIG, DECODER, ENCODER, SINGLE, naming, read_exported
 from collab_heads.serving.graph_engines import ENGINES, check_inside
@@ -317,7 +318,8 @@ def largest_number_of_rows(inputs: Mapping[str, Any], limits: Mapping[str, Seque
     """Return the number of rows that a graph takes at a time; None if it takes those that are given.
 
     Raises:
-        ArgumentError: if a row is larger than the graph takes.
+        ArgumentError: if a row is larger than the graph takes, or there are too many rows of a model that compares
+            rows with each other, such as texts with images.
     """
     for name in inputs.keys() & limits.keys():
         shape, most = inputs[name].shape, limits[name]
@@ -326,8 +328,15 @@ def largest_number_of_rows(inputs: Mapping[str, Any], limits: Mapping[str, Seque
                 f"{name} of shape {list(shape)}: the graph takes rows of {list(most[1:])} at most; cut the texts "
                 "(truncation=True), or export with longer batches"
             )
-    rows = [limits[name][0] for name in inputs.keys() & limits.keys() if len(inputs[name]) > limits[name][0]]
-    return min(rows, default=None)
+    exceeded = [limits[name][0] for name in inputs.keys() & limits.keys() if len(inputs[name]) > limits[name][0]]
+    if not exceeded:
+        return None
+    if sum(bool(inputs.keys() & set(names)) for names, _ in MODALITIES.values()) > 1:
+        raise ArgumentError(
+            f"the graph takes {min(exceeded)} rows at a time, and compares rows of {' and '.join(sorted(inputs))} with "
+            "each other: pass fewer, or export with larger batches"
+        )
+    return min(exceeded)
 
 
 def joined(outputs: Sequence[Any]) -> Any:

@@ -82,6 +82,9 @@ def test_more_rows_than_planned_are_run_in_portions():
     assert largest_number_of_rows(inputs, {"input_ids": (5, 7)}) is None and largest_number_of_rows(inputs, {}) is None
     with pytest.raises(ArgumentError, match=r"input_ids of shape \[5, 7\]: the graph takes rows of \[6\] at most"):
         largest_number_of_rows(inputs, {"input_ids": (2, 6)})
+    both = {"input_ids": torch.ones(3, 7), "pixel_values": torch.ones(3, 2)}
+    with pytest.raises(ArgumentError, match="takes 2 rows at a time, and compares rows of input_ids and pixel_values"):
+        largest_number_of_rows(both, {"input_ids": (2, 9), "pixel_values": (2, 2)})
     parts = [{"a": torch.full((rows, 2), float(rows)), "b": (torch.zeros(rows),)} for rows in (2, 2, 1)]
     whole = joined(parts)
     assert whole["a"][:, 0].tolist() == [2, 2, 2, 2, 1] and len(whole["b"][0]) == 5

@@ -1,4 +1,4 @@
-"""What attention flow says of a head: how far the flow moves if the head's map is left out.
+"""Measure how far attention flow moves if the map of a head is left out.
 
 The maps Ã of all layers, see `rollout`, are the capacities of a network: the edge from token i of a layer to token j of
 the layer below carries at most Ã[i, j]. The flow of an input token is the largest flow from an output token to it. As

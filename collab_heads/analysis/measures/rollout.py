@@ -1,4 +1,4 @@
-"""What attention rollout says of a head: how far the rollout moves if the head's map is left out.
+"""Measure how far attention rollout moves if the map of a head is left out.
 
 Rollout follows tokens through the maps of all layers. The map of a layer is W, the mean over its heads, and the
 residual connection is the identity: Ã = 0.5 W + 0.5 I. The rollout of the output is the product of all Ã, from the last
