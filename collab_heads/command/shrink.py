@@ -25,17 +25,17 @@ from collab_heads.command.inputs import generated, load
 from collab_heads.command.places import file_and_weight
 from collab_heads.command.serving import run_export
 from collab_heads.command.texts import read_data
-from collab_heads.command.work import distill_on, run_compress, run_trim, write_model
+from collab_heads.command.work import distill_on, examples, run_compress, run_trim, write_model
 from collab_heads.errors import OutputError
-from collab_heads.evaluation.evaluate import check_task, evaluate, files_of_weights
+from collab_heads.evaluation.candidates import files_of_weights
+from collab_heads.evaluation.evaluate import check_task, evaluate
 from collab_heads.evaluation.report import EvaluationReport
-from collab_heads.evaluation.task import Limits
 from collab_heads.files.atomic import write_json
 from collab_heads.files.checkpoint import check_same_run
 from collab_heads.files.folders import MANIFEST, beside, digest, is_whole, write_folder
 from collab_heads.files.reading import parse_json, read_text
 from collab_heads.saving.card import complete
-from collab_heads.saving.loading import load_or_explain
+from collab_heads.saving.loading import check_device, load_or_explain
 from collab_heads.serving.export import TARGETS
 from collab_heads.serving.graph_engines import ENGINES
 from collab_heads.sites.state import expect
@@ -101,9 +101,10 @@ def run_shrink(args: Namespace) -> ShrinkReport:
         TARGETS[target].check_installed(args.int8 and TARGETS[target].has_int8)
     repository = None if args.push is None else Repository(args.push)
     kept = KeptSteps(beside(Path(path.realpath(args.output_dir)), UNFINISHED), recipe_of(args), origins(args))
-    reading = {name: getattr(args, name) for name in ("batch_size", "max_length", "source_prefix")}
-    if args.evaluate is not None:
-        check_task(args.model, args.task, args.evaluate, Limits(**reading))
+    check_device(args.device)
+    read_data(args)  # what cannot be read is refused before the work
+    if (task := examples(args)) is not None:
+        check_task(args.model, task, args.device)
     kept.open()
     made, start = {}, args.model  # what is scored: name -> folder
     if args.trim:
@@ -120,6 +121,7 @@ def run_shrink(args: Namespace) -> ShrinkReport:
     if args.evaluate is not None:
         if engine := next((each for each in args.to if each in SCORED and TARGETS[each].has_int8), None):
             made = {BASELINE: kept.folder_of(BASELINE, partial(exported, args, args.model, engine, True)), **made}
+        reading = {name: getattr(args, name) for name in ("batch_size", "max_length", "source_prefix", "device")}
         scores = evaluate(args.model, made, task=args.task, data=args.evaluate, seed=args.seed, **reading)
     report = ShrinkReport(tuple(kept.steps.values()), scores)
     write_result(args, kept, Path(last), report)
