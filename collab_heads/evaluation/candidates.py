@@ -10,13 +10,16 @@ from typing import Any, NamedTuple
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from collab_heads.base.checks import missing_folder
+from collab_heads.base.option_values import EVALUATION_TASKS, EvaluationTask
 from collab_heads.base.report import portable_name
 from collab_heads.base.wrappers import check_model
 from collab_heads.errors import ArgumentError, LoadError
 from collab_heads.running.batches import evaluating
 from collab_heads.saving.loading import class_of, load_or_explain, placed
 from collab_heads.serving.exported_folder import CONFIG, EXPORT
+from collab_heads.serving.graph_engines import ENGINES
 from collab_heads.serving.served_model import load_exported
+from collab_heads.serving.served_translator import ServedTranslator, is_converted
 
 Source = PreTrainedModel | str  # a model, or the name of its folder or on the Hub
 TOKENIZER = "tokenizer_config.json"  # what every saved tokenizer has
@@ -31,6 +34,12 @@ WEIGHTS = (
     ("pytorch_model*.bin",),
     ("onnx/*.onnx",),
 )
+
+# target of an export -> the tasks on which `evaluate` runs what was written for it
+RUNS: dict[str, tuple[EvaluationTask, ...]] = {
+    **dict.fromkeys((*ENGINES, "transformers"), EVALUATION_TASKS),
+    "ctranslate2": ("translation",),
+}
 
 
 class Candidate(NamedTuple):
@@ -70,16 +79,19 @@ def candidates(sources: Sequence[tuple[str, Source]], tokenizer: Any) -> list[Ca
 
 
 @contextmanager
-def running(source: Source, device: str) -> Iterator[PreTrainedModel]:
+def running(candidate: Candidate, device: str) -> Iterator[PreTrainedModel]:
     """Have a model in evaluation mode while the context is open; one that was loaded for it is in memory no longer."""
     gc.collect()  # the model before, if its modules refer to each other
-    model = load(source, device) if isinstance(source, str) else source
+    model = load(candidate, device) if isinstance(candidate.source, str) else candidate.source
     with evaluating(model):
         yield model
 
 
-def load(source: str, device: str) -> PreTrainedModel:
+def load(candidate: Candidate, device: str) -> PreTrainedModel:
     """Load a checkpoint with the class that its config names, or what `export` wrote, with one thread."""
+    source = str(candidate.source)
+    if is_converted(Path(source)):
+        return ServedTranslator(Path(source), candidate.tokenizer)
     if os.path.isfile(os.path.join(source, EXPORT)):
         return load_exported(source, threads=1)
     return placed(load_or_explain(class_of(load_or_explain(AutoConfig, source)), source), device)

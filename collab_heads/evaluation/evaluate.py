@@ -48,8 +48,9 @@ def evaluate(
     Each score of a changed model has the 95 % interval of its difference from the original (paired bootstrap, 1,000
     resamples). Beside it are flips, the share of answers that differ: two models with the same score may answer many
     examples differently. A model is an object, a checkpoint folder, a name on the Hub, or a folder that `export` wrote
-    for ONNX Runtime or OpenVINO. All read the same examples. Models are loaded one at a time, each twice: for a few
-    examples, so that errors come before the work, and for all. Objects stay as they are, and where they are.
+    for ONNX Runtime, OpenVINO or ExecuTorch, or of a translation model for CTranslate2. All read the same examples.
+    Models are loaded one at a time, each twice: for a few examples, so that errors come before the work, and for all.
+    Objects stay as they are, and where they are.
 
     Examples:
         >>> from transformers import AutoModel
@@ -202,7 +203,7 @@ def try_all(task: Task, found: Sequence[Candidate], device: str) -> None:
 
 def tried(task: Task, candidate: Candidate, device: str) -> Any:
     """Return what a model answers to the first examples; None for a function, which reads all or none."""
-    with running(candidate.source, device) as model:
+    with running(candidate, device) as model:
         task.check(model, candidate.tokenizer)
         if isinstance(task, OwnFunction):
             return None
@@ -219,7 +220,7 @@ class Scored(NamedTuple):
 
 def scored(task: Task, first: Task, candidate: Candidate, device: str) -> Scored:
     """Return what a model answers to all examples, and the time of the first ones."""
-    with running(candidate.source, device) as model:
+    with running(candidate, device) as model:
         answers = task.answers(model, candidate.tokenizer)
         (seconds,) = in_turns([partial(first.answers, model, candidate.tokenizer)], task.ROUNDS)
         return Scored(answers, megabytes(model, candidate.source), seconds)

@@ -19,6 +19,9 @@ from collab_heads.running.embeddings import embed
 from collab_heads.serving.comparison import ROUNDS, naming_outputs
 from collab_heads.serving.sentence_encoder import embedding_texts, is_sentence_encoder, sentence_encoder
 from collab_heads.serving.served_model import ServedModel
+from collab_heads.serving.served_translator import ServedTranslator
+
+IN_ENGINES = ServedModel, ServedTranslator
 
 
 class Limits(NamedTuple):
@@ -108,14 +111,14 @@ class Task:
     ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
         """Yield batches of texts of similar length, or of pairs, with the indices of their rows."""
         tokenizer = with_padding(tokenizer)
-        limit = None if isinstance(model, ServedModel) else longest_input(model, tokenizer)
+        limit = None if isinstance(model, IN_ENGINES) else longest_input(model, tokenizer)
         most = min(self.limits.max_length, limit or tokenizer.model_max_length)
         check_room("max_length", most, tokenizer, len(texts) > 1)
         first, *others = map(list, texts)
         first = [f"{self.limits.source_prefix}{text}" for text in first]
         columns = tokenizer(first, *others, truncation=True, max_length=most)
         ids = columns["input_ids"]
-        if not isinstance(model, ServedModel):
+        if not isinstance(model, IN_ENGINES):
             check_vocabulary(model, tokenizer, max((max(row, default=0) for row in ids), default=0))
         groups = longest_first(list(map(len, ids)), self.limits.batch_size)
         for group in progress_bar(groups, desc="answering"):
@@ -136,7 +139,7 @@ class Task:
                 yield batch
 
         base = cast(PreTrainedModel, model.base_model)  # of a model with a head, if its config names one
-        is_encoder = not isinstance(model, ServedModel) and is_sentence_encoder(base)
+        is_encoder = not isinstance(model, IN_ENGINES) and is_sentence_encoder(base)
         with naming_outputs(base), embedding_texts(base, sentence_encoder(base) if is_encoder else None):
             rows = embed(base, ordered()).float().cpu()
         return torch.empty_like(rows).index_copy_(0, torch.tensor(order), rows)

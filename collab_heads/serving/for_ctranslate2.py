@@ -17,6 +17,7 @@ from collab_heads.files.reading import parse_json, read_text
 from collab_heads.serving.comparison import Differences, in_turns
 from collab_heads.serving.ctranslate2_engines import Engine, engine_of, rules
 from collab_heads.serving.example_inputs import without_labels
+from collab_heads.serving.exported_folder import GENERATION
 from collab_heads.serving.stock_layers import as_stock_layers
 from collab_heads.serving.target import Target, first_line, quiet
 from collab_heads.sites.record import forget
@@ -89,6 +90,8 @@ class CTranslate2(Target):
             file.rename(folder / file.name)
         (folder / CONVERTED).rmdir()
         complete_config(folder / "config.json")
+        if model.can_generate():  # which the engine does not read, but whoever passes it on
+            cast(Any, model).generation_config.to_json_file(folder / GENERATION)
         if tokenizer is None:
             notes += ("the vocabulary has the ids as tokens, since no tokenizer was given",)
         if form.transcriber is None and (unread := rules(model)):

@@ -182,9 +182,9 @@ def test_every_model_is_tried_before_one_reads_all(encoder, decoder, classifier,
 def test_one_model_at_a_time_is_in_memory_but_objects_of_the_caller_stay(encoder, pruned, monkeypatch):
     loaded, load = [], candidates.load
 
-    def noted(source, device):
+    def noted(candidate, device):
         assert device == "cpu" and not [each for each in loaded if each() is not None]
-        model = load(source, device)
+        model = load(candidate, device)
         model.itself = [model]  # as in models whose modules refer to each other
         loaded.append(weakref.ref(model))
         return model
