@@ -125,7 +125,10 @@ class Task:
             most: the tokens that the model wants at most, beside the other limits.
         """
         tokenizer = with_padding(tokenizer)
-        limit = None if isinstance(model, IN_ENGINES) else longest_input(model, tokenizer)
+        if isinstance(model, IN_ENGINES):
+            limit = model.config.max_position_embeddings if isinstance(model, ServedTranslator) else None
+        else:
+            limit = longest_input(model, tokenizer)
         most = min(self.limits.max_length, limit or tokenizer.model_max_length, most or self.limits.max_length)
         check_room("max_length", most, tokenizer, len(texts) > 1)
         first, *others = map(list, texts)

@@ -9,14 +9,17 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
+from collab_heads.base.checks import MAX_SIZE, is_index
 from collab_heads.base.extras import check_extra
 from collab_heads.errors import DataError, UnsupportedModelError
 from collab_heads.files.folders import damage
 from collab_heads.files.reading import parse_json, read_text
 from collab_heads.serving.ctranslate2_engines import ids, rows_of
 from collab_heads.serving.exported_folder import CONFIG, GENERATION, naming, read_json
+from collab_heads.serving.for_ctranslate2 import POSITIONS
 from collab_heads.serving.graph_engines import AGAIN, check_inside
 from collab_heads.serving.target import first_line
+from collab_heads.sites.state import expect
 
 WEIGHTS = "model.bin"  # as CTranslate2 names the file
 
@@ -46,7 +49,11 @@ class ServedTranslator(PreTrainedModel):
             with naming(folder / GENERATION):
                 self.generation_config = GenerationConfig.from_dict(read_json(folder, GENERATION))
         with naming(folder / CONFIG):
-            self.begins = read_json(folder, CONFIG).get("decoder_start_token", "") is not None
+            stored = read_json(folder, CONFIG)
+            self.begins = stored.get("decoder_start_token", "") is not None
+            longest = self.config.max_position_embeddings = stored.get(POSITIONS)
+            valid = longest is None or (is_index(longest, MAX_SIZE) and longest > 0)
+            expect(valid, POSITIONS, longest, "a size or null")
         try:
             self.engine = ctranslate2.Translator(str(folder), device="cpu", intra_threads=1, inter_threads=1)
         except (RuntimeError, ValueError) as error:

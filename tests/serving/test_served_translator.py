@@ -56,6 +56,9 @@ def test_it_is_scored_beside_its_original(original, served):
     after = evaluate(original, served, task="translation", data=data).models[1]
     assert after.scores.keys() == {"BLEU", "chrF"} and after.flips < 0.5
     assert after.megabytes == pytest.approx((served / "model.bin").stat().st_size / 1e6)
+    assert ServedTranslator(served, AutoTokenizer.from_pretrained(original)).config.max_position_embeddings == 64
+    long = [{"source": " ".join(row["source"] for row in data), "target": "w1"}] * 2  # more tokens than positions
+    assert evaluate(original, served, task="translation", data=long).models[1].flips < 1
     with pytest.raises(UnsupportedModelError, match="ServedTranslator is no language model"):
         evaluate(served, served, task="perplexity", data=[{"text": "w1 w2"}])
 
@@ -65,7 +68,7 @@ def test_a_folder_is_checked_before_the_engine_reads_it(original, served, tmp_pa
     assert is_converted(served) and not is_converted(original)
     for name, content, said in (
         ("model.bin", b"no model", "model.bin"),
-        ("config.json", b"[]", "config.json"),
+        ("config.json", b'{"max_position_embeddings": -1}', "config.json"),
         ("generation_config.json", b"{", "generation_config.json"),
     ):
         damaged = shutil.copytree(served, tmp_path / name)
