@@ -11,7 +11,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from collab_heads.base.checks import MAX_SIZE, is_index
 from collab_heads.base.extras import check_extra
-from collab_heads.errors import DataError, UnsupportedModelError
+from collab_heads.errors import DataError, ModelStateError, UnsupportedModelError
 from collab_heads.files.folders import damage
 from collab_heads.files.reading import parse_json, read_text
 from collab_heads.serving.ctranslate2_engines import ids, rows_of
@@ -81,21 +81,27 @@ class ServedTranslator(PreTrainedModel):
                 the first token, if it is that of a language. CTranslate2 does not read other settings.
             do_sample: is not used; the engine searches.
             inputs: `input_ids` and `attention_mask`, [B, S].
+
+        Raises:
+            ModelStateError: if the engine cannot read them, such as texts longer than its positions.
         """
         given, spell = generation_config, self.tokenizer.convert_ids_to_tokens
         first = [] if self.begins else [given.decoder_start_token_id]
         start = spell([number for number in (*first, given.forced_bos_token_id) if number is not None])
         texts = [spell(ids(row)) for row in rows_of(inputs)]
-        found = self.engine.translate_batch(
-            texts,
-            [start] * len(texts) if start else None,
-            beam_size=given.num_beams or 1,
-            length_penalty=1.0 if given.length_penalty is None else given.length_penalty,
-            repetition_penalty=given.repetition_penalty or 1.0,
-            no_repeat_ngram_size=given.no_repeat_ngram_size or 0,
-            # without the token before the first, and the last one if PyTorch makes it the end
-            max_decoding_length=given.max_length - 1 - (given.forced_eos_token_id is not None),
-        )
+        try:
+            found = self.engine.translate_batch(
+                texts,
+                [start] * len(texts) if start else None,
+                beam_size=given.num_beams or 1,
+                length_penalty=1.0 if given.length_penalty is None else given.length_penalty,
+                repetition_penalty=given.repetition_penalty or 1.0,
+                no_repeat_ngram_size=given.no_repeat_ngram_size or 0,
+                # without the token before the first, and the last one if PyTorch makes it the end
+                max_decoding_length=given.max_length - 1 - (given.forced_eos_token_id is not None),
+            )
+        except (RuntimeError, ValueError) as error:
+            raise ModelStateError(f"CTranslate2 fails on these texts: {first_line(error)}: cut them") from error
         rows = [torch.tensor(self.ids_of(each.hypotheses[0]), dtype=torch.long) for each in found]
         return pad_sequence(rows, batch_first=True, padding_value=self.tokenizer.pad_token_id)
 

@@ -10,7 +10,7 @@ import translation_models
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BertConfig, BertModel
 
 from collab_heads import evaluate, export
-from collab_heads.errors import DataError, UnsupportedModelError
+from collab_heads.errors import DataError, ModelStateError, UnsupportedModelError
 from collab_heads.serving.served_translator import ServedTranslator, is_converted
 
 pytest.importorskip("ctranslate2")
@@ -48,6 +48,9 @@ def test_it_searches_as_pytorch_does(original, served):
         assert tokenizer.batch_decode(ids, skip_special_tokens=True) == expected, changes
         found.append(tuple(expected))
     assert len(set(found)) == 4
+    config.max_length = 200
+    with pytest.raises(ModelStateError, match=r"CTranslate2 fails on these texts: No position .*: cut them"):
+        translator.generate(config, input_ids=torch.full((1, 80), 5), attention_mask=torch.ones(1, 80))
 
 
 def test_it_is_scored_beside_its_original(original, served):
