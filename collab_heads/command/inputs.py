@@ -16,14 +16,14 @@ from transformers import (
 from collab_heads.analysis.roles.treebank import longest_input
 from collab_heads.base.extras import check_extra
 from collab_heads.command.places import file_and_weight
-from collab_heads.command.texts import drawn, read_data
+from collab_heads.command.texts import drawn
 from collab_heads.contract.registry import adapter_for_config, get_adapter
 from collab_heads.data.batches import Collate, check_room, chunked, longest_first, tokenize, with_padding
 from collab_heads.data.parallel import Pairs
 from collab_heads.errors import ArgumentError, LoadError, UnsupportedModelError
 from collab_heads.running.generation import generate_batches
 from collab_heads.running.translations import translations
-from collab_heads.saving.loading import class_of, load_or_explain
+from collab_heads.saving.loading import check_device, class_of, load_or_explain, placed
 
 
 class Loaded(NamedTuple):
@@ -40,26 +40,24 @@ class Loaded(NamedTuple):
 
 def load(args: Namespace) -> Loaded:
     """Load the model that the flags name."""
+    device = getattr(args, "device", "cpu")
+    check_device(device)
     remote = {"trust_remote_code": args.trust_remote_code}
     config = load_or_explain(AutoConfig, args.model, **remote)
     adapter_for_config(config)
     named, dtype = class_of(config), torch.float32 if config.dtype is None else config.dtype
     if not isinstance(dtype, torch.dtype):
         raise LoadError(f"{args.model}: the dtype in its config.json is {dtype!r:.80}, none that torch has")
+    names: list[str] = getattr(args, "data", None) or []
+    if len(names) == 2 and not config.is_encoder_decoder and file_and_weight(names[0])[1] is None:
+        raise ArgumentError(
+            f"--data has two files, and {named.__name__} does not translate: give one, or both in a mixture, "
+            f"with their weights ({names[0]}:1 {names[1]}:1)"
+        )
     tokenizer = load_tokenizer(args.model, remote)
     model = load_or_explain(named, args.model, dtype=torch.float32, **({} if named is not AutoModel else remote))
     get_adapter(model)
-    names: list[str] = getattr(args, "data", None) or []
-    if len(names) == 2 and not model.config.is_encoder_decoder and file_and_weight(names[0])[1] is None:
-        raise ArgumentError(
-            f"--data has two files, and {type(model).__name__} does not translate: give one, or both in a mixture, "
-            f"with their weights ({names[0]}:1 {names[1]}:1)"
-        )
-    device = getattr(args, "device", "cpu")
-    try:
-        return Loaded(model.to(device), tokenizer, dtype)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch was built without it, or finds none
-        raise ArgumentError(f"--device {device}: {str(error).splitlines()[0]}") from error
+    return Loaded(placed(model, device), tokenizer, dtype)
 
 
 def load_tokenizer(name: str, remote: Mapping) -> PreTrainedTokenizerBase:
@@ -139,18 +137,17 @@ def own_translations(
     return [text for texts in translations(model, tokenizer, batches, num_beams=1, max_length=most) for text in texts]
 
 
-def calibration(args: Namespace, loaded: Loaded, texts: Pairs | None = None) -> list[Mapping] | None:
+def calibration(args: Namespace, loaded: Loaded, texts: Pairs | None) -> list[Mapping] | None:
     """Return batches of `--samples` sentences of `--data`; None without data.
 
     Args:
         args: the flags.
         loaded: the model and its tokenizer.
-        texts: the content of `--data`, if it has already been read.
+        texts: the content of `--data`, which is read before a model is loaded.
     """
-    if args.data is None:
+    if texts is None:
         return None
-    chosen = drawn(read_data(args) if texts is None else texts, args.samples, args.seed)
-    return list(batches_of(args, loaded.model, loaded.tokenizer, chosen))
+    return list(batches_of(args, loaded.model, loaded.tokenizer, drawn(texts, args.samples, args.seed)))
 
 
 def generated(args: Namespace, loaded: Loaded) -> list[dict]:

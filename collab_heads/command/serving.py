@@ -119,6 +119,7 @@ def run_evaluate(args: Namespace) -> EvaluationReport:
         batch_size=args.batch_size,
         max_length=args.max_length,
         source_prefix=args.source_prefix,
+        device=args.device,
         seed=args.seed,
     )
     print(report)

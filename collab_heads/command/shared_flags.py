@@ -27,6 +27,7 @@ ROW = "with a number, repeat that row of its table; ignores other flags"
 MODEL = flag("model MODEL", "folder, or name on the Hub, of the model")
 LOADING = flag("--trust_remote_code", "run Python code that comes with the model")
 PREFIX = flag("--source_prefix TEXT", "text before every input, as T5 wants it", utf8, "")
+DEVICE = flag("--device DEVICE", "where the model runs, such as cuda", default="cpu")
 SAMPLES = (
     flag("--samples N", "sentences to fit to, drawn by the seed", count_from_1, 512),
     flag("--seed N", "seed of everything that is random", seed, 0),
@@ -35,7 +36,7 @@ RUNNING = (
     flag("--batch_size N", "sentences per batch", count_from_1, 32),
     flag("--max_length N", "cut sentences to this many tokens (word pieces)", count_from_1, 128),
     PREFIX,
-    flag("--device DEVICE", "where the model runs, such as cuda", default="cpu"),
+    DEVICE,
     LOADING,
 )
 

@@ -3,7 +3,7 @@
 import shutil
 import time
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -25,25 +25,23 @@ from collab_heads.command.inputs import generated, load
 from collab_heads.command.places import file_and_weight
 from collab_heads.command.serving import run_export
 from collab_heads.command.texts import read_data
-from collab_heads.command.work import distill_on, run_compress, run_trim, write_model
+from collab_heads.command.work import distill_on, examples, run_compress, run_trim, write_model
 from collab_heads.errors import OutputError
-from collab_heads.evaluation.evaluate import check_task, evaluate, files_of_weights
+from collab_heads.evaluation.candidates import RUNS, files_of_weights
+from collab_heads.evaluation.evaluate import check_task, evaluate
 from collab_heads.evaluation.report import EvaluationReport
-from collab_heads.evaluation.task import Limits
 from collab_heads.files.atomic import write_json
 from collab_heads.files.checkpoint import check_same_run
 from collab_heads.files.folders import MANIFEST, beside, digest, is_whole, write_folder
 from collab_heads.files.reading import parse_json, read_text
 from collab_heads.saving.card import complete
-from collab_heads.saving.loading import load_or_explain
+from collab_heads.saving.loading import check_device, load_or_explain
 from collab_heads.serving.export import TARGETS
-from collab_heads.serving.graph_engines import ENGINES
 from collab_heads.sites.state import expect
 from collab_heads.training.options.parser import stored_value
 
 UNFINISHED = ".unfinished"
 RECIPE, RECORD, MEASURED = "recipe.json", "shrink.json", "measured.json"
-SCORED = tuple(ENGINES)  # targets whose models `evaluate` runs
 BASELINE = "original in int8"
 NAMES = ("trimmed", "compressed", "distilled", *TARGETS, BASELINE)  # of steps
 OF_STEPS = ("trim.json", "compression.json", "compression.png", "compression.svg")  # what earlier steps write, too
@@ -75,10 +73,12 @@ class ShrinkReport(Report):
     Attributes:
         steps: the steps in their order.
         scores: the original and what each step made, on the task of the user; None if there was none.
+        not_scored: the targets whose models `evaluate` does not run on this task.
     """
 
     steps: tuple[Step, ...]
     scores: EvaluationReport | None
+    not_scored: tuple[str, ...] = ()
 
     ENTRIES = "steps"
 
@@ -89,7 +89,9 @@ class ShrinkReport(Report):
         return f"{duration(sum(each.seconds for each in self.steps))} in all"
 
     def remarks(self):
-        return [] if self.scores is None else [f"\n{self.scores}"]
+        if self.scores is None:
+            return []
+        return [f"\n{self.scores}", *([without_score(self.not_scored, self.scores.task)] if self.not_scored else [])]
 
 
 def run_shrink(args: Namespace) -> ShrinkReport:
@@ -101,9 +103,14 @@ def run_shrink(args: Namespace) -> ShrinkReport:
         TARGETS[target].check_installed(args.int8 and TARGETS[target].has_int8)
     repository = None if args.push is None else Repository(args.push)
     kept = KeptSteps(beside(Path(path.realpath(args.output_dir)), UNFINISHED), recipe_of(args), origins(args))
-    reading = {name: getattr(args, name) for name in ("batch_size", "max_length", "source_prefix")}
-    if args.evaluate is not None:
-        check_task(args.model, args.task, args.evaluate, Limits(**reading))
+    check_device(args.device)
+    read_data(args)  # what cannot be read is refused before the work
+    if (task := examples(args)) is not None:
+        check_task(args.model, task, args.device)
+    scored = [target for target in args.to if args.task in RUNS.get(target, ())]
+    others = () if task is None else tuple(target for target in args.to if target not in scored)
+    if others:
+        print(without_score(others, args.task))
     kept.open()
     made, start = {}, args.model  # what is scored: name -> folder
     if args.trim:
@@ -114,20 +121,26 @@ def run_shrink(args: Namespace) -> ShrinkReport:
     for target in args.to:
         int8 = args.int8 and TARGETS[target].has_int8
         place = kept.folder_of(target, partial(exported, args, last, target, int8))
-        if target in SCORED:
+        if target in scored:
             made[f"{target}, int8" if int8 else target] = place
     scores = None
     if args.evaluate is not None:
-        if engine := next((each for each in args.to if each in SCORED and TARGETS[each].has_int8), None):
+        if engine := next((each for each in scored if TARGETS[each].has_int8), None):
             made = {BASELINE: kept.folder_of(BASELINE, partial(exported, args, args.model, engine, True)), **made}
+        reading = {name: getattr(args, name) for name in ("batch_size", "max_length", "source_prefix", "device")}
         scores = evaluate(args.model, made, task=args.task, data=args.evaluate, seed=args.seed, **reading)
-    report = ShrinkReport(tuple(kept.steps.values()), scores)
+    report = ShrinkReport(tuple(kept.steps.values()), scores, others)
     write_result(args, kept, Path(last), report)
     print(report)
     print(f"result: {args.output_dir}")
     if repository is not None:
         repository.upload(args.output_dir)
     return report
+
+
+def without_score(targets: Sequence[str], task: str) -> str:
+    """Return the line that names the targets of no score."""
+    return f"without a score: {', '.join(targets)} (collab-heads evaluate does not run them on {task})"
 
 
 class KeptSteps:

@@ -33,7 +33,8 @@ from collab_heads.distillation.checkpoint import DistillReport
 from collab_heads.distillation.distill import distill
 from collab_heads.distillation.examples import num_examples
 from collab_heads.errors import ArgumentError, DataError
-from collab_heads.evaluation.evaluate import scorer
+from collab_heads.evaluation.evaluate import made, score_of
+from collab_heads.evaluation.task import Limits, Task
 from collab_heads.files.atomic import write_json
 from collab_heads.files.conllu import read_conllu
 from collab_heads.files.folders import write_folder
@@ -66,7 +67,7 @@ def run_compress(args: Namespace) -> CompressReport | CompressionPlan:
     All input is read and checked before the model runs.
     """
     check_kind(args.kind)
-    all_texts = read_data(args)
+    all_texts, task = read_data(args), examples(args)
     others = None if args.validation is None else read_data(Namespace(**{**vars(args), "data": args.validation}))
     loaded = load(args)
     model, tokenizer, _ = loaded
@@ -75,10 +76,8 @@ def run_compress(args: Namespace) -> CompressReport | CompressionPlan:
     check_enough(args, texts)
     batches = batches_of(args, model, tokenizer, texts)
     elsewhere = None if others is None else batches_of(args, model, tokenizer, drawn(others, MEASURED, args.seed))
-    score = None
-    if args.evaluate:
-        reading = {name: getattr(args, name) for name in ("batch_size", "max_length", "source_prefix")}
-        score = scorer(args.task, args.evaluate, tokenizer, **reading)
+    score = None if task is None else partial(score_of, task, tokenizer)
+    if score is not None:
         score(model)  # before the work: it may not be able to do the task
     own = generated(args, loaded)
     if is_lone_decoder(model.config) and model.can_generate() and not own:
@@ -109,6 +108,13 @@ def run_compress(args: Namespace) -> CompressReport | CompressionPlan:
     picture = drawing(made, "compression", measured)
     write_model(args, loaded, "compression", report, record, distilled=distilled, more=picture)
     return report
+
+
+def examples(args: Namespace) -> Task | None:
+    """Return the task of `--task` with the examples of `--evaluate`; None without them."""
+    if args.evaluate is None:
+        return None
+    return made(args.task, args.evaluate, None, Limits(args.batch_size, args.max_length, args.source_prefix))
 
 
 def distill_on(
@@ -156,6 +162,7 @@ def check_enough(args: Namespace, texts: Pairs) -> None:
 def run_swap(args: Namespace) -> SwapReport:
     """Swap the attention of a model, print and write the result, and return the report."""
     check_fit(args)
+    texts = read_data(args) if args.data else None
     loaded = load(args)
     check_class(loaded.model)
     report = swap_to_collaborative(
@@ -165,7 +172,7 @@ def run_swap(args: Namespace) -> SwapReport:
         kind=args.kind,
         allocation=args.allocation,
         sites=args.sites,
-        batches=calibration(args, loaded),
+        batches=calibration(args, loaded, texts),
         tol=args.decomposition_tol,
         method=args.decomposition_method,
         refine_steps=args.refine_steps,
@@ -179,6 +186,7 @@ def run_swap(args: Namespace) -> SwapReport:
 def run_prune(args: Namespace) -> PruneReport:
     """Choose heads, remove the others, print and write the result, and return the report."""
     alive = None if args.alive_heads is None else read_alive(args.alive_heads)
+    texts = read_data(args) if args.data else None
     loaded = load(args)
     model = loaded.model
     check_class(model)
@@ -186,7 +194,7 @@ def run_prune(args: Namespace) -> PruneReport:
         raise ArgumentError(
             "the model has no gates that say which heads go: give --target_heads (how many stay), or --alive_heads"
         )
-    batches = calibration(args, loaded)
+    batches = calibration(args, loaded, texts)
     if args.target_heads is not None:
         alive = most_important(model, scores(args, model, batches), args.target_heads)
     if alive is not None:

@@ -35,7 +35,7 @@ class EvaluatedModel:
         changes: how far each is from the original's; empty for the original.
         flips: the share of its answers that differ from the original's, from 0 to 1; None for the original.
         megabytes: the size of its weights, in 10^6 bytes: of the files in a folder, or of the tensors of a model.
-        seconds: the time of the first examples, with one thread, in turns with the other models.
+        seconds: the time of the first examples, with one thread, the median of several runs.
     """
 
     name: str
@@ -83,7 +83,7 @@ class EvaluationReport(Report):
     def remarks(self):
         return [
             "in brackets: 95 % interval of the difference from the original (paired bootstrap)",
-            f"time: {self.timed:,} examples, one thread, median in turns; ms, and as a share of the original's",
+            f"time: {self.timed:,} examples, one thread, median of several runs; ms, and as a share of the original's",
         ]
 
 

@@ -1,5 +1,6 @@
 """What the tasks of `evaluate` have in common: their examples, and how models read their texts."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple, cast
 
@@ -19,6 +20,9 @@ from collab_heads.running.embeddings import embed
 from collab_heads.serving.comparison import ROUNDS, naming_outputs
 from collab_heads.serving.sentence_encoder import embedding_texts, is_sentence_encoder, sentence_encoder
 from collab_heads.serving.served_model import ServedModel
+from collab_heads.serving.served_translator import ServedTranslator
+
+IN_ENGINES = ServedModel, ServedTranslator
 
 
 class Limits(NamedTuple):
@@ -104,18 +108,34 @@ class Task:
         return found
 
     def batches(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *texts: Sequence[str]
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *texts: Sequence[str],
+        prompt: str = "",
+        most: int | None = None,
     ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-        """Yield batches of texts of similar length, or of pairs, with the indices of their rows."""
+        """Yield batches of texts of similar length, or of pairs, with the indices of their rows.
+
+        Args:
+            model: reads them.
+            tokenizer: its tokenizer.
+            texts: one column, or two.
+            prompt: stands before every first text where the task has no prefix.
+            most: the tokens that the model wants at most, beside the other limits.
+        """
         tokenizer = with_padding(tokenizer)
-        limit = None if isinstance(model, ServedModel) else longest_input(model, tokenizer)
-        most = min(self.limits.max_length, limit or tokenizer.model_max_length)
+        if isinstance(model, IN_ENGINES):
+            limit = model.config.max_position_embeddings if isinstance(model, ServedTranslator) else None
+        else:
+            limit = longest_input(model, tokenizer)
+        most = min(self.limits.max_length, limit or tokenizer.model_max_length, most or self.limits.max_length)
         check_room("max_length", most, tokenizer, len(texts) > 1)
         first, *others = map(list, texts)
-        first = [f"{self.limits.source_prefix}{text}" for text in first]
+        first = [f"{self.limits.source_prefix or prompt}{text}" for text in first]
         columns = tokenizer(first, *others, truncation=True, max_length=most)
         ids = columns["input_ids"]
-        if not isinstance(model, ServedModel):
+        if not isinstance(model, IN_ENGINES):
             check_vocabulary(model, tokenizer, max((max(row, default=0) for row in ids), default=0))
         groups = longest_first(list(map(len, ids)), self.limits.batch_size)
         for group in progress_bar(groups, desc="answering"):
@@ -123,20 +143,37 @@ class Task:
             batch = tokenizer.pad(rows, return_tensors="pt", padding_side="right")
             yield group, moved(dict(batch), input_device(model))
 
-    def embedded(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Tensor:
+    def embedded(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], *kinds: str
+    ) -> Tensor:
         """Return the embeddings of texts, of unit length, [N, D].
 
-        Beside the transformer of a sentence encoder its pooling and its layers count; else states are averaged.
+        Of a sentence encoder the pooling and the layers count, and how its folder says that texts are read: with which
+        prompt, how long, in lower case. Of other models states are averaged.
+
+        Args:
+            model: embeds them.
+            tokenizer: its tokenizer.
+            texts: the texts, N of them.
+            kinds: what the texts are, such as `query`: the names of their prompt, else the default one stands there.
         """
         order: list[int] = []
+        base = cast(PreTrainedModel, model.base_model)  # of a model with a head, if its config names one
+        is_encoder = not isinstance(model, IN_ENGINES) and is_sentence_encoder(base)
+        encoder = sentence_encoder(base) if is_encoder else None
+        said, reading = getattr(encoder or model, "texts", None), dict[str, Any]()
+        if said is not None:
+            tokenizer = copy.deepcopy(tokenizer)
+            said.lower_case(tokenizer)
+            reading = {"prompt": said.prompt(*kinds), "most": said.max_seq_length}
 
         def ordered() -> Iterator[dict[str, Tensor]]:
-            for group, batch in self.batches(model, tokenizer, texts):
+            for group, batch in self.batches(model, tokenizer, texts, **reading):
                 order.extend(group)
                 yield batch
 
-        base = cast(PreTrainedModel, model.base_model)  # of a model with a head, if its config names one
-        is_encoder = not isinstance(model, ServedModel) and is_sentence_encoder(base)
-        with naming_outputs(base), embedding_texts(base, sentence_encoder(base) if is_encoder else None):
+        with naming_outputs(base), embedding_texts(base, encoder):
             rows = embed(base, ordered()).float().cpu()
+        if said is not None and said.truncate_dim is not None:
+            rows = torch.nn.functional.normalize(rows[:, : said.truncate_dim], dim=-1)
         return torch.empty_like(rows).index_copy_(0, torch.tensor(order), rows)

@@ -251,7 +251,8 @@ class Retrieval(Task):
         check_embeds(model)
 
     def answers(self, model, tokenizer):
-        queries, passages = (self.embedded(model, tokenizer, texts) for texts in (list(self.wanted), self.passages))
+        queries = self.embedded(model, tokenizer, list(self.wanted), "query")
+        passages = self.embedded(model, tokenizer, self.passages, "document", "passage", "corpus")
         return nearest(queries, passages, NEAREST)
 
     def scores(self, answers):

@@ -11,8 +11,9 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import torch
 import transformers
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, is_offline_mode, try_to_load_from_cache
 from huggingface_hub.constants import HF_HUB_ETAG_TIMEOUT
@@ -141,6 +142,28 @@ def refuse_custom_code(source: str | Path) -> None:
         config, _ = PretrainedConfig.get_config_dict(source)
     if isinstance(config, dict) and isinstance(config.get("model_type"), str | None):
         check_custom_code(config.get("model_type"), config.get("auto_map"))
+
+
+def check_device(device: str) -> None:
+    """Raise ArgumentError if there is no such device; this needs no model."""
+    with naming_device(device):
+        if torch.empty(0, device=device).is_meta:
+            raise RuntimeError("weights there have no values: choose cpu, or a GPU")
+
+
+def placed(model: PreTrainedModel, device: str) -> PreTrainedModel:
+    """Return a model after it was moved to a device."""
+    with naming_device(device):
+        return cast(Any, model).to(device)
+
+
+@contextmanager
+def naming_device(device: str) -> Iterator[None]:
+    """Raise what goes wrong on a device as an ArgumentError that names it."""
+    try:
+        yield
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch was built without it, or finds none
+        raise ArgumentError(f"device {device!r:.80}: {str(error).splitlines()[0]}") from error
 
 
 def backend_options(args: Namespace) -> dict[str, str]:

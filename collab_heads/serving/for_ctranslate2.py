@@ -17,10 +17,12 @@ from collab_heads.files.reading import parse_json, read_text
 from collab_heads.serving.comparison import Differences, in_turns
 from collab_heads.serving.ctranslate2_engines import Engine, engine_of, rules
 from collab_heads.serving.example_inputs import without_labels
+from collab_heads.serving.exported_folder import GENERATION
 from collab_heads.serving.stock_layers import as_stock_layers
 from collab_heads.serving.target import Target, first_line, quiet
 from collab_heads.sites.record import forget
 
+POSITIONS = "max_position_embeddings"  # as transformers calls it
 CONVERTED = "converted"  # the folder that the converter writes
 
 
@@ -88,7 +90,9 @@ class CTranslate2(Target):
         for file in (folder / CONVERTED).iterdir():
             file.rename(folder / file.name)
         (folder / CONVERTED).rmdir()
-        complete_config(folder / "config.json")
+        complete_config(folder / "config.json", getattr(model.config, POSITIONS, None))
+        if model.can_generate():  # which the engine does not read, but whoever passes it on
+            cast(Any, model).generation_config.to_json_file(folder / GENERATION)
         if tokenizer is None:
             notes += ("the vocabulary has the ids as tokens, since no tokenizer was given",)
         if form.transcriber is None and (unread := rules(model)):
@@ -126,20 +130,22 @@ class CTranslate2(Target):
         return found.comparison(*in_turns([lambda: engine.run_torch(inputs), lambda: engine.run(rows)]))
 
 
-def complete_config(file: Path) -> None:
-    """Fill in what the engine wants and the converter found nowhere.
+def complete_config(file: Path, positions: int | None) -> None:
+    """Fill in what the engine wants and the converter found nowhere, and how many positions there are.
 
     A special token that a tokenizer does not have gets the name of one that it has; lists of suppressed tokens that are
     missing are empty.
 
     Args:
         file: the config of a converted model; it is written again.
+        positions: the most tokens of a text; None for any number. The engine does not read it.
     """
     config = parse_json(read_text(file))
     names = ("eos_token", "bos_token", "unk_token")
     known = next((config[name] for name in names if config.get(name)), None)
     config |= {name: known for name in names if name in config and config[name] is None}
     config |= {name: [] for name in ("suppress_ids", "suppress_ids_begin") if name in config and config[name] is None}
+    config |= {} if positions is None else {POSITIONS: positions}
     file.write_text(json.dumps(config, indent=2), encoding="utf-8")
 
 

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, PretrainedConfig
 from collab_heads.base.checks import MAX_SIZE, check_choice, check_count, is_index, is_list
 from collab_heads.base.progress import progress_bar
 from collab_heads.errors import ArgumentError, DataError
-from collab_heads.files.reading import own_file, parse_json, read_text
+from collab_heads.files.reading import check_field, own_file, parse_json, read_text
 from collab_heads.saving.source_files import OF_TEXTS, SETTINGS
 from collab_heads.sites.record import check_keys
 from collab_heads.sites.state import expect
@@ -53,6 +53,33 @@ class Texts(NamedTuple):
     default_prompt_name: str | None
     similarity_fn_name: str | None
     truncate_dim: int | None
+
+    def prompt(self, *names: str) -> str:
+        """Return the prompt of the first of these names that there is, else the default one; "" without any.
+
+        Args:
+            names: what texts are, such as `query`.
+        """
+        name = next((name for name in names if name in self.prompts), self.default_prompt_name)
+        return "" if name is None else self.prompts[name]
+
+    def lower_case(self, tokenizer: Any) -> None:
+        """Have a tokenizer lower-case texts first, if the encoder reads them so.
+
+        Args:
+            tokenizer: is changed.
+
+        Raises:
+            DataError: if it is none of the package tokenizers, which can.
+        """
+        if self.do_lower_case:
+            from tokenizers import normalizers
+
+            backend = getattr(tokenizer, "backend_tokenizer", None)
+            if backend is None:
+                raise DataError(f"do_lower_case in {OF_TEXTS}: a {type(tokenizer).__name__} cannot do that")
+            others = [backend.normalizer] if backend.normalizer else []
+            backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *others])
 
 
 @contextmanager
@@ -100,6 +127,8 @@ def read_texts(folder: Path) -> Texts:
         expect(isinstance(found.do_lower_case, bool), "do_lower_case", found.do_lower_case, "true or false")
         is_map = isinstance(found.prompts, dict) and all(isinstance(text, str) for text in found.prompts.values())
         expect(is_map, "prompts", found.prompts, "texts by name")
+        for name, text in found.prompts.items():
+            check_field(SETTINGS, name, text)
         default, measure = found.default_prompt_name, found.similarity_fn_name
         expect(default is None or default in found.prompts, "default_prompt_name", default, "the name of a prompt")
         expect(measure is None or isinstance(measure, str), "similarity_fn_name", measure, "a name")
@@ -121,12 +150,7 @@ class TextReader:
             self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         most, places = self.tokenizer.model_max_length, getattr(config, "max_position_embeddings", -1)
         self.tokenizer.model_max_length = texts.max_seq_length or (most if places == -1 else min(most, places))
-        if texts.do_lower_case:
-            from tokenizers import normalizers
-
-            backend = self.tokenizer.backend_tokenizer
-            others = [backend.normalizer] if backend.normalizer else []
-            backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *others])
+        texts.lower_case(self.tokenizer)
 
     def __call__(self, texts: Sequence[str], prompt: str | None = None) -> dict[str, Tensor]:
         """Return the inputs for some texts, padded and cut to what the model reads.
@@ -162,7 +186,7 @@ class TextReader:
             raise ArgumentError(f"texts must be a list of texts, not {texts!r:.80}")
         if prompt_name is not None:
             check_choice("prompt_name", prompt_name, self.texts.prompts)
-        prompt = self.texts.prompts.get(prompt_name or self.texts.default_prompt_name or "")
+        prompt = self.texts.prompt(*([] if prompt_name is None else [prompt_name]))
         order = np.argsort([-len(text) for text in texts], kind="stable")
         found = np.empty((len(texts), width), dtype=np.float32)
         for start in progress_bar(range(0, len(texts), batch_size), desc="encoding"):

@@ -5,10 +5,13 @@ import json
 import zipfile
 from argparse import Namespace
 
+import commands
 import pytest
 
+from collab_heads.command import inputs
 from collab_heads.command.texts import read_data
 from collab_heads.errors import ArgumentError, DataError
+from collab_heads.evaluation import candidates
 
 ROWS = 'text,other,label\nthe dog runs,a dog,1\n,empty,0\n"a cat, too",one cat,1\n'
 
@@ -110,3 +113,33 @@ def test_a_file_may_have_a_colon_in_its_name(tmp_path):
     assert len(read(f"{tmp_path / 'news:2'}:5")["source"]) == 1
     with pytest.raises(DataError, match="notes:2024: No such file"):
         read(tmp_path / "notes:2024")
+
+
+def test_a_table_without_its_columns_is_refused_before_a_model_is_loaded(bert, tmp_path, monkeypatch):
+    def loads(*args, **options):
+        pytest.fail("a model is loaded")
+
+    monkeypatch.setattr(inputs, "load_or_explain", loads)
+    monkeypatch.setattr(candidates, "load_or_explain", loads)
+    table, text = written(tmp_path / "a.csv", ROWS), written(tmp_path / "a.txt", "the dog runs\n" * 64)
+    new = "--output_dir", tmp_path / "new"
+    scoring = "--data", text, *new, "--evaluate", table, "--task", "similarity"
+    for name, argv, flags in (
+        ("compress", [bert], new),
+        ("shrink", [bert], new),
+        ("analyze", [bert], new),
+        ("trim", [bert], new),
+        ("swap", [bert, "--dim_shared_query_key", 16], new),
+        ("prune", [bert, "--target_heads", 4], new),
+        ("evaluate", [bert, bert, "--task", "similarity"], ()),
+    ):
+        said = "no column 'sentence1'" if name == "evaluate" else "name the column that holds the text"
+        with pytest.raises((ArgumentError, DataError), match=said):
+            commands.run(name, *argv, "--data", table, *flags)
+        columns = ("a", "b", "c") if name == "evaluate" else ("a",)
+        with pytest.raises(DataError, match="no column 'a'"):
+            commands.run(name, *argv, "--data", table, *flags, "--column", *columns)
+    for name, flags in (("compress", scoring), ("shrink", scoring)):
+        with pytest.raises(DataError, match="no column 'sentence1'"):
+            commands.run(name, bert, *flags, "--max_loss", 1)
+    assert {each.name for each in tmp_path.iterdir()} == {"a.csv", "a.txt"}

@@ -106,7 +106,7 @@ def test_what_is_refused(bert, marian, pairs, tmp_path):
         ([marian, "--data", *pairs, "--parts", "roles", "--compare_with", marian], ArgumentError, "--compare_with is"),
         ([marian, "--data", *pairs, "--prefixes", "owm"], ArgumentError, "unknown --prefixes 'owm'"),
         ([marian, "--data", *pairs, "--compare_with", tmp_path / "nothing"], ArgumentError, "no folder .*nothing"),
-        ([bert, "--data", short, "--device", "nonsense"], ArgumentError, "--device nonsense"),
+        ([bert, "--data", short, "--device", "nonsense"], ArgumentError, "device 'nonsense': "),
     ):
         with pytest.raises(error, match=said):
             run([str(word) for word in argv])

@@ -95,17 +95,15 @@ def test_the_smallest_model_that_keeps_a_score(bert, texts, tmp_path):
 
 
 def test_a_score_reads_as_the_fit_does_and_is_tried_before_the_plan(bert, texts, tmp_path, monkeypatch):
-    def scorer(task, data, tokenizer, **options):
-        assert options == {"batch_size": 5, "max_length": 16, "source_prefix": "w1 "}
-        return unable
-
-    def unable(model):
+    def unable(task, tokenizer, model):
+        assert task.limits == (5, 16, "w1 ") and len(task) == 24
         raise UnsupportedModelError("it cannot")
 
-    monkeypatch.setattr(work, "scorer", scorer)
+    monkeypatch.setattr(work, "score_of", unable)
     monkeypatch.setattr(work, "plan", lambda *args, **options: pytest.fail("the work has begun"))
     flags = ("--batch_size", 5, "--max_length", 16, "--source_prefix", "w1 ")
-    scoring = ("--evaluate", texts, "--task", "similarity", "--max_loss", 1)
+    data = tiny.write_csv(tmp_path / "dev.csv", [row | {"score": 1} for row in tiny.rows(24, 2)])
+    scoring = ("--evaluate", data, "--task", "similarity", "--max_loss", 1)
     with pytest.raises(UnsupportedModelError, match="it cannot"):
         run(bert, "--data", texts, "--output_dir", tmp_path / "a", *flags, *scoring)
 

@@ -10,6 +10,7 @@ import tiny
 from collab_heads import evaluate, prune_heads
 from collab_heads.command import main
 from collab_heads.errors import ArgumentError, DataError, LoadError
+from collab_heads.evaluation import candidates
 
 
 @pytest.fixture
@@ -27,12 +28,12 @@ def test_the_report_is_that_of_the_library(bert, table, capsys):
     ]
 
 
-def test_flags_reach_the_library_and_json_is_the_report(bert, table, tmp_path, capsys):
+def test_flags_reach_the_library_and_json_is_the_report(bert, table, tmp_path, capsys, monkeypatch):
     model = AutoModel.from_pretrained(bert)
     prune_heads(model, heads={"enc-self": [[0], [1]]})
     model.save_pretrained(tmp_path / "pruned")
     columns = ("--column", "sentence2", "sentence1", "label")
-    flags = ("--seed", "3", "--batch_size", "4", "--max_length", "5")
+    flags = ("--device", "cpu:0", "--seed", "3", "--batch_size", "4", "--max_length", "5")
     argv = [
         "evaluate",
         bert,
@@ -46,7 +47,11 @@ def test_flags_reach_the_library_and_json_is_the_report(bert, table, tmp_path, c
         "--json",
         "--quiet",
     ]
-    assert main.main([*map(str, argv), "--json", "--quiet"]) == 0
+    places = []
+    with monkeypatch.context() as patch:
+        patch.setattr(candidates, "placed", lambda model, device: places.append(device) or model)
+        assert main.main([*map(str, argv), "--json", "--quiet"]) == 0
+    assert set(places) == {"cpu:0"}
     found = json.loads(capsys.readouterr().out)
     settings = {"columns": columns[1:], "seed": 3, "batch_size": 4, "max_length": 5}
     expected = evaluate(bert, tmp_path / "pruned", task="similarity", data=table, **settings).to_dict()

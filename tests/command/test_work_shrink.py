@@ -212,6 +212,35 @@ def test_a_target_gets_the_shape_that_it_needs(bert, texts, tmp_path, monkeypatc
     assert (tmp_path / "a/ctranslate2/model.safetensors").exists() and (tmp_path / "a/config.json").exists()
 
 
+def test_targets_without_a_score_are_named_before_the_work_and_in_the_table(
+    bert, texts, scoring, tmp_path, monkeypatch, capsys
+):
+    said = "without a score: gguf (collab-heads evaluate does not run them on similarity)"
+    flags = bert, "--data", texts, "--to", "gguf", "--output_dir", tmp_path / "a"
+    monkeypatch.setitem(shrink.TARGETS, "gguf", shrink.TARGETS["transformers"])  # needs no package
+    monkeypatch.setattr(shrink, "exported", lambda args, source, target, int8, place: copied(args, source, None, place))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shrink, "compressed", dies)
+        run(*flags, *scoring)
+    assert said in capsys.readouterr().out.splitlines()
+    monkeypatch.setattr(shrink, "compressed", copied)
+    report = run(*flags, *scoring)
+    assert [each.name for each in report.scores.models] == ["original", "compressed"]
+    assert report.not_scored == ("gguf",) and str(report).splitlines()[-1] == said
+    capsys.readouterr()
+    run(*flags[:-1], tmp_path / "b")
+    assert "without a score" not in capsys.readouterr().out
+
+
+def test_a_stock_checkpoint_is_scored_and_a_converted_translator(bert, texts, scoring, tmp_path, monkeypatch):
+    monkeypatch.setattr(shrink, "exported", lambda args, source, target, int8, place: copied(args, source, None, place))
+    monkeypatch.setattr(shrink, "compressed", copied)
+    report = run(bert, "--data", texts, "--to", "transformers", *scoring, "--output_dir", tmp_path / "a")
+    assert [each.name for each in report.scores.models] == ["original", "compressed", "transformers"]
+    assert report.not_scored == () and "without a score" not in str(report)
+    assert shrink.RUNS["ctranslate2"] == ("translation",)
+
+
 def test_examples_that_cannot_be_scored_are_refused_before_the_work(bert, texts, tmp_path):
     (tmp_path / "dev.csv").write_text("sentence1,sentence2\na,b\n")
     with pytest.raises(DataError, match="score"):
@@ -286,7 +315,7 @@ def test_engines_are_scored_beside_the_original_in_eight_bits(bert, texts, scori
     pytest.importorskip("onnxruntime")
     to = "--to", "onnx", "transformers", "--int8"
     report = run(bert, "--data", texts, "--budget", 0.8, *to, *scoring, "--output_dir", tmp_path / "a")
-    names = ["original", "original in int8", "compressed", "onnx, int8"]
+    names = ["original", "original in int8", "compressed", "onnx, int8", "transformers"]
     assert [each.name for each in report.scores.models] == names
     assert load_exported(tmp_path / "a/onnx") is not None
     assert {each.name for each in (tmp_path / "a").iterdir() if each.is_dir()} == {"onnx", "transformers"}

@@ -4,6 +4,7 @@ import copy
 import json
 import shutil
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ import tiny
 from collab_heads import evaluate, export, prune_heads, scorer
 from collab_heads.base.extras import MissingPackageError
 from collab_heads.errors import ArgumentError, DataError, LoadError, UnsupportedModelError
-from collab_heads.evaluation.evaluate import CHECKED, megabytes
+from collab_heads.evaluation import candidates
+from collab_heads.evaluation.candidates import megabytes
+from collab_heads.evaluation.evaluate import CHECKED
 from collab_heads.evaluation.tasks import Classification, Perplexity
 
 ROWS = [row | {"score": number} for number, row in enumerate(tiny.rows(24, 2))]
@@ -164,17 +167,44 @@ def test_sizes_are_those_of_weights(encoder, tmp_path):
 
 def test_every_model_is_tried_before_one_reads_all(encoder, decoder, classifier, pruned, monkeypatch):
     """Errors come before any work."""
-    read = []
-    monkeypatch.setattr(Classification, "answers", lambda task, model, tokenizer: read.append(len(task)) or 1 / 0)
+    read, answers = [], Classification.answers
+    monkeypatch.setattr(
+        Classification, "answers", lambda task, *given: read.append(len(task)) or answers(task, *given), raising=True
+    )
     data = [{"text": row["sentence1"], "label": "low"} for row in ROWS]
-    with pytest.raises(ZeroDivisionError):
-        evaluate(classifier, classifier, task="classification", data=data)
-    assert read == [CHECKED]
     with pytest.raises(DataError, match="example 24: the model has no label 'lov'"):
         evaluate(classifier, classifier, task="classification", data=[*data[:-1], data[0] | {"label": "lov"}])
     with pytest.raises(UnsupportedModelError, match="BertModel has no head for classes"):
-        evaluate(classifier, pruned, task="classification", data=data)
-    assert read == [CHECKED]
+        evaluate(classifier, {"same": classifier, "pruned": pruned}, task="classification", data=data)
+    assert read == [CHECKED] * 2
+
+
+def test_one_model_at_a_time_is_in_memory_but_objects_of_the_caller_stay(encoder, pruned, monkeypatch):
+    loaded, load = [], candidates.load
+
+    def noted(candidate, device):
+        assert device == "cpu" and not [each for each in loaded if each() is not None]
+        model = load(candidate, device)
+        model.itself = [model]  # as in models whose modules refer to each other
+        loaded.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(candidates, "load", noted)
+    report = evaluate(encoder, {"same": encoder, "object": pruned, "again": encoder}, task="similarity", data=ROWS)
+    assert len(loaded) == 6 and [each.flips for each in report.models[::3]] == [None, 0]
+
+
+def test_a_device_is_checked_before_anything_is_loaded_and_models_go_there(encoder, pruned, monkeypatch):
+    right = {"original": encoder, "changed": pruned, "task": "similarity", "data": ROWS}
+    with monkeypatch.context() as patch:
+        patch.setattr(candidates, "load_or_explain", lambda *args: pytest.fail("something is loaded"))
+        for device, said in (("nonsense", "device 'nonsense': "), ("meta", "device 'meta': weights there have no")):
+            with pytest.raises(ArgumentError, match=said):
+                evaluate(**right, device=device)
+    places = []
+    monkeypatch.setattr(candidates, "placed", lambda model, device: places.append(device) or model)
+    evaluate(**right, device="cpu:0")
+    assert places == ["cpu:0"] * 2  # tried, and scored
 
 
 def test_tokenizers_are_compared_before_a_model_reads_all(decoder, tmp_path, monkeypatch):

@@ -14,12 +14,15 @@ from later import Later
 from model_sizes import VOCABULARY
 from scipy.stats import spearmanr
 from slow_cases import slow
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast
 
 import tiny
 from collab_heads import compress, evaluate, export, load_exported, trim_vocabulary
 from collab_heads.errors import ArgumentError, CollabHeadsError, DataError, ModelStateError, UnsupportedModelError
+from collab_heads.evaluation.task import Limits
+from collab_heads.evaluation.tasks import Retrieval
+from collab_heads.files.reading import MAX_FIELD
 from collab_heads.saving.card import NAME
 from collab_heads.serving import export as exports
 from collab_heads.serving.export import TARGETS
@@ -123,6 +126,41 @@ def test_evaluate_scores_the_embeddings_of_the_encoder(encoder, in_onnx, tmp_pat
     edited("config.json", architectures=["BertForMaskedLM"], return_dict=False)(masked)
     headed = evaluate(str(encoder), {"masked": str(masked)}, task="similarity", data=rows).models[1]
     assert headed.scores["Spearman"] == pytest.approx(100 * expected, abs=1e-3) and headed.flips == 0
+
+
+def test_evaluate_reads_texts_as_the_folder_says(encoder, in_onnx, tmp_path):
+    """Prompts, lower case, the longest text and the columns that count, of a checkpoint and of an export."""
+    texts = [text for text in TEXTS if text]
+    source, folder = shutil.copytree(encoder, tmp_path / "source"), shutil.copytree(in_onnx, tmp_path / "served")
+    (folder / "manifest.json").unlink()
+    prompts = {"query": "w9 w20 ", "passage": "w5 ", "usual": "w8 "}
+    for each in (source, folder):
+        edited("config_sentence_transformers.json", prompts=prompts, default_prompt_name="usual", truncate_dim=9)(each)
+        edited("sentence_bert_config.json", do_lower_case=True, max_seq_length=LONGEST - 2)(
+            each
+        )  # as of older versions
+    tokenizer, rows = AutoTokenizer.from_pretrained(source), []
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([])  # as where only the settings say lower case
+    models = AutoModel.from_pretrained(source).eval(), load_exported(folder, threads=1)
+    for kinds, name in (((), "usual"), (("query",), "query"), (("document", "passage"), "passage")):
+        expected = embedder(source).encode(texts, prompt_name=name, normalize_embeddings=True)
+        for model, prefix in itertools.product(models, ("", prompts[name])):
+            task = Retrieval([texts, texts], "data", Limits(2, 64, prefix))
+            with torch.no_grad():
+                found = task.embedded(model, tokenizer, texts, *([] if prefix else kinds)).numpy()
+            np.testing.assert_allclose(found, expected, rtol=0, atol=EMBEDDING_NOISE)
+        rows.append(expected)
+    assert min(np.abs(a - b).max() for a, b in itertools.combinations(rows, 2)) > 10 * EMBEDDING_NOISE
+    assert tokenizer("W5")["input_ids"] != tokenizer("w5")["input_ids"]  # the caller's is as it was
+    data = [{"query": a, "passage": b} for a, b in itertools.pairwise(texts)]
+    usual, ranked = evaluate(source, folder, task="retrieval", data=data, tokenizer=tokenizer).models
+    places = (rows[1][:-1] @ rows[2][1:].T).argsort(-1)[:, ::-1]
+    gains = [1 / np.log2(2 + list(row).index(number)) for number, row in enumerate(places)]
+    assert usual.scores["nDCG@10"] == pytest.approx(100 * np.mean(gains)) and ranked.scores == usual.scores
+    for each in (source, folder):
+        edited("config_sentence_transformers.json", prompts={"usual": "w" * (MAX_FIELD + 1)})(each)
+    with pytest.raises(DataError, match=r"config_sentence_transformers\.json, column 'usual': .* characters"):
+        evaluate(source, source, task="retrieval", data=data)
 
 
 def test_a_tokenizer_outside_of_the_folder_is_refused(in_onnx, tmp_path):

@@ -1,0 +1,128 @@
+"""A translation model in CTranslate2 that is called as the original's `generate` is: what `evaluate` scores."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+
+from collab_heads.base.checks import MAX_SIZE, is_index
+from collab_heads.base.extras import check_extra
+from collab_heads.errors import DataError, ModelStateError, UnsupportedModelError
+from collab_heads.files.folders import damage
+from collab_heads.files.reading import parse_json, read_text
+from collab_heads.serving.ctranslate2_engines import ids, rows_of
+from collab_heads.serving.exported_folder import CONFIG, GENERATION, naming, read_json
+from collab_heads.serving.for_ctranslate2 import POSITIONS
+from collab_heads.serving.graph_engines import AGAIN, check_inside
+from collab_heads.serving.target import first_line
+from collab_heads.sites.state import expect
+
+WEIGHTS = "model.bin"  # as CTranslate2 names the file
+
+
+class ServedTranslator(PreTrainedModel):
+    """A translation model in CTranslate2, with one thread.
+
+    Args:
+        folder: what `export` wrote for CTranslate2.
+        tokenizer: the tokenizer that its vocabulary is of.
+
+    Raises:
+        DataError: if a file in the folder is damaged.
+        UnsupportedModelError: if the model is none that translates.
+    """
+
+    def __init__(self, folder: Path, tokenizer: Any):
+        super().__init__(PretrainedConfig(is_encoder_decoder=True, architectures=[type(self).__name__]))
+        check_extra("ctranslate2", "models in CTranslate2")
+        import ctranslate2
+
+        if wrong := damage(folder):
+            raise DataError(f"{folder} is damaged: {wrong}: {AGAIN}")
+        check_inside(folder / WEIGHTS)
+        self.generation_config = GenerationConfig()
+        if (folder / GENERATION).exists():
+            with naming(folder / GENERATION):
+                self.generation_config = GenerationConfig.from_dict(read_json(folder, GENERATION))
+        with naming(folder / CONFIG):
+            stored = read_json(folder, CONFIG)
+            self.begins = stored.get("decoder_start_token", "") is not None
+            longest = self.config.max_position_embeddings = stored.get(POSITIONS)
+            valid = longest is None or (is_index(longest, MAX_SIZE) and longest > 0)
+            expect(valid, POSITIONS, longest, "a size or null")
+        try:
+            self.engine = ctranslate2.Translator(str(folder), device="cpu", intra_threads=1, inter_threads=1)
+        except (RuntimeError, ValueError) as error:
+            raise UnsupportedModelError(
+                f"{folder} is no translation model of CTranslate2 ({first_line(error)}), and `evaluate` runs no other "
+                "models of this engine"
+            ) from error
+        self.tokenizer, self.numbers = tokenizer, tokenizer.get_vocab()
+
+    @property
+    def device(self) -> torch.device:
+        """The processor."""
+        return torch.device("cpu")
+
+    @classmethod
+    def can_generate(cls) -> bool:
+        """Return True."""
+        return True
+
+    def generate(self, generation_config: GenerationConfig, do_sample: bool = False, **inputs: Tensor) -> Tensor:
+        """Return the ids of the translations, [B, T].
+
+        Args:
+            generation_config: the beams, the length penalty, what is not to be repeated, the longest translation, and
+                the first token, if it is that of a language. CTranslate2 does not read other settings.
+            do_sample: is not used; the engine searches.
+            inputs: `input_ids` and `attention_mask`, [B, S].
+
+        Raises:
+            ModelStateError: if the engine cannot read them, such as texts longer than its positions.
+        """
+        given, spell = generation_config, self.tokenizer.convert_ids_to_tokens
+        first = [] if self.begins else [given.decoder_start_token_id]
+        start = spell([number for number in (*first, given.forced_bos_token_id) if number is not None])
+        texts = [spell(ids(row)) for row in rows_of(inputs)]
+        try:
+            found = self.engine.translate_batch(
+                texts,
+                [start] * len(texts) if start else None,
+                beam_size=given.num_beams or 1,
+                length_penalty=1.0 if given.length_penalty is None else given.length_penalty,
+                repetition_penalty=given.repetition_penalty or 1.0,
+                no_repeat_ngram_size=given.no_repeat_ngram_size or 0,
+                # without the token before the first, and the last one if PyTorch makes it the end
+                max_decoding_length=given.max_length - 1 - (given.forced_eos_token_id is not None),
+            )
+        except (RuntimeError, ValueError) as error:
+            raise ModelStateError(f"CTranslate2 fails on these texts: {first_line(error)}: cut them") from error
+        rows = [torch.tensor(self.ids_of(each.hypotheses[0]), dtype=torch.long) for each in found]
+        return pad_sequence(rows, batch_first=True, padding_value=self.tokenizer.pad_token_id)
+
+    def ids_of(self, tokens: list[str]) -> list[int]:
+        """Return the ids of tokens.
+
+        Args:
+            tokens: of the vocabulary.
+        """
+        return [self.numbers.get(token, self.tokenizer.unk_token_id) for token in tokens]
+
+
+def is_converted(folder: Path) -> bool:
+    """Return True for a folder with a model for CTranslate2."""
+    return (folder / WEIGHTS).is_file() and "model_type" not in config_in(folder)
+
+
+def config_in(folder: Path) -> Mapping[str, Any]:
+    """Return the config in a folder; an empty one if it is none."""
+    try:
+        found = parse_json(read_text(folder / CONFIG))
+    except (DataError, OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
