@@ -205,7 +205,7 @@ class Analysis:
     def reconstruct(self) -> None:
         """Measure what removal costs; a model that does not allow it gets a note, unless the part was requested."""
         try:
-            self.measure("reconstruction", head_importance, self.batches, criterion=Reconstruction(normalize=True))
+            self.measure("reconstruction", head_importance, self.batches, criterion=Reconstruction())
         except (ArgumentError, ModelStateError, UnsupportedModelError) as problem:
             if self.options.parts is not None:
                 raise

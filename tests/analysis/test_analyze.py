@@ -18,7 +18,7 @@ from collab_heads.analysis.report.head_report import side_tables
 from collab_heads.analysis.report.pictures import pictures_in
 from collab_heads.errors import ArgumentError, CalibrationError, ModelStateError
 from collab_heads.heads.comparison import rank_correlation
-from collab_heads.heads.criteria import Gradient, Reconstruction
+from collab_heads.heads.criteria import Gradient
 
 
 def labelled(name, model):
@@ -53,7 +53,7 @@ def test_every_part_is_what_its_function_measures(name):
     assert report.roles.to_dict() == roles.to_dict()
     gradient = collab_heads.analysis.head_importance(model, batches, criterion=Gradient(normalize=False))
     assert all(torch.equal(report.gradient[path], values.double()) for path, values in gradient.items())
-    joint = collab_heads.analysis.head_importance(model, batches, criterion=Reconstruction(normalize=True))
+    joint = collab_heads.analysis.head_importance(model, batches, criterion="reconstruction")
     assert all(torch.equal(report.reconstruction[path], values.double()) for path, values in joint.items())
     if name == "bert":
         assert report.contributions is None
