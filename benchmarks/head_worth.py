@@ -1,6 +1,6 @@
 """Compare measures of heads with what is lost without each head.
 
-python benchmarks/head_worth.py PART [--real DIR] [--divergence]
+python benchmarks/head_worth.py PART [--real DIR] [--measures NAME ...] [--divergence]
 
 minilm   all-MiniLM-L6-v2: 200 sentences of STS-B dev; three draws of 256 train sentences for the measures
 marian   the Marian of the shared folder: 200 pairs of Multi30k test_2016_flickr; three draws of 256 train pairs
@@ -21,6 +21,7 @@ a layer. "Half" is the overlap of the best half of the heads by the measure and 
 on the first draw and one thread; some measures share a pass, and flow sees few sentences. "Other sentences" correlates
 the truth on two halves of the tested sentences, over 100 divisions: it says how much of the truth is chance.
 
+With --measures some measures alone are measured, and the other rows stay as they are stored.
 With --divergence the truth of a left out head is the KL divergence from the whole model's predictions, for the stored
 measures of the first draw: it has less chance in it than the loss, which a head may also lower.
 """
@@ -29,7 +30,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -40,7 +41,7 @@ from transformers.utils import logging
 from collab_heads.analysis import head_importance, head_relevance, head_statistics, head_worth
 from collab_heads.fitting.head_regression import HeadRegression, regressions
 from collab_heads.heads.comparison import rank_correlation
-from collab_heads.heads.criteria import Gradient
+from collab_heads.heads.criteria import Gradient, Reconstruction
 from common import RESULTS, WORK, record, table, write
 
 Scores = Mapping[str, Tensor]  # path -> [H]
@@ -94,25 +95,32 @@ def reconstruction(case: Case, draw: int) -> dict[str, Scores]:
     return {"reconstruction": head_importance(case.model, case.draws[draw], criterion="reconstruction")}
 
 
-MEASURES: tuple[Callable[[Case, int], dict[str, Scores]], ...] = (
-    gradient,
-    reconstruction,
-    relevance,
-    worth("value_zeroing"),
-    worth("value_norm", "context_norm"),
-    worth("contribution"),
-    worth("rollout"),
-    worth("flow"),
-    statistics_of,
-)
+def reconstruction_of_layers(case: Case, draw: int) -> dict[str, Scores]:
+    criterion = Reconstruction(normalize=True)
+    return {"reconstruction (share of the layer)": head_importance(case.model, case.draws[draw], criterion=criterion)}
 
 
-def measured(case: Case, truth: Truth) -> tuple[dict[str, Tensor], dict[str, float]]:
+Measured = Callable[[Case, int], dict[str, Scores]]  # measures that one pass gives, by their names
+MEASURES: dict[str, Measured] = {
+    "gradient": gradient,
+    "reconstruction": reconstruction,
+    "reconstruction_of_layers": reconstruction_of_layers,
+    "relevance": relevance,
+    "value_zeroing": worth("value_zeroing"),
+    "norms": worth("value_norm", "context_norm"),
+    "contribution": worth("contribution"),
+    "rollout": worth("rollout"),
+    "flow": worth("flow"),
+    "statistics": statistics_of,
+}
+
+
+def measured(case: Case, truth: Truth, names: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, float]]:
     """Return measure -> [draws, heads], and measure -> seconds on the first draw."""
     paths = [site.path for site in truth.sites]
     found: dict[str, Tensor] = {}
     seconds: dict[str, float] = {}
-    for measure in MEASURES:
+    for measure in map(MEASURES.__getitem__, names):
         begin, draws = time.perf_counter(), [measure(case, 0)]
         for name in draws[0]:
             seconds[name] = time.perf_counter() - begin
@@ -124,6 +132,8 @@ def measured(case: Case, truth: Truth) -> tuple[dict[str, Tensor], dict[str, flo
             rows = [torch.cat([draw[name][path].double() for path in paths]) for draw in draws]
             found[name] = torch.stack(rows)
             print(f"{name}: {seconds[name]:.1f} s", flush=True)
+    if len(names) < len(MEASURES):
+        return found, seconds
     generator = torch.Generator().manual_seed(0)
     places = torch.tensor([float(number) for number, site in enumerate(truth.sites) for _ in range(site.num_heads)])
     found["later in the model"] = places.double().expand(DRAWS, -1)
@@ -219,13 +229,13 @@ def truths(case: Case, truth: Truth, fits: list[dict[str, HeadRegression]]) -> t
     return {"left out": left_out, "refitted": again}, seconds
 
 
-def part(name: str, real: Path) -> None:
+def part(name: str, real: Path, names: Sequence[str]) -> None:
     """Measure one model, and store its rows beside those of the others."""
     title, make = CASES[name]
     case = make(real)
     truth = Truth(case)
     fits = [regressions(case.model, truth.sites, case.draws[draw]) for draw in range(case.refits)]
-    scores, seconds = measured(case, truth)
+    scores, seconds = measured(case, truth, names)
     harms, of_truths = truths(case, truth, fits)
     rows = []
     print(table([], COLUMNS))
@@ -248,7 +258,17 @@ def part(name: str, real: Path) -> None:
         "scores of the first draw": {measure: rounded(draws[0]) for measure, draws in scores.items()},
         "harm of each head": {key: rounded(harms[key][0].sum(-1) / truth.weights.sum()) for key in TRUTHS},
     }
-    store(name, record(rows, **details))
+    own = record(rows, **details)
+    if len(names) < len(MEASURES):
+        own = joined(json.loads((RESULTS / "head_worth.json").read_text())["parts"][name], own)
+    store(name, own)
+
+
+def joined(stored: dict, own: dict) -> dict:
+    """Put new rows and scores of a part into what is stored of it."""
+    rows = {row["measure"]: row for each in (stored, own) for row in each["rows"]}
+    scores = stored["scores of the first draw"] | own["scores of the first draw"]
+    return stored | {"rows": list(rows.values()), "scores of the first draw": scores}
 
 
 def by_divergence(name: str, real: Path) -> None:
@@ -286,11 +306,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=tuple(CASES))
     parser.add_argument("--real", type=Path, default=WORK / "real", help="folder of the real models")
+    parser.add_argument("--measures", nargs="+", choices=list(MEASURES), default=list(MEASURES))
     parser.add_argument("--divergence", action="store_true", help="another truth for the stored measures of the part")
     arguments = parser.parse_args()
     logging.disable_progress_bar()
     torch.set_num_threads(1)
-    (by_divergence if arguments.divergence else part)(arguments.part, arguments.real)
+    if arguments.divergence:
+        by_divergence(arguments.part, arguments.real)
+    else:
+        part(arguments.part, arguments.real, arguments.measures)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from transformers.utils import logging
 from collab_heads import compress, distill, prune_heads
 from collab_heads.analysis import head_importance, most_important
 from collab_heads.errors import CollabHeadsError
+from collab_heads.heads.criteria import Reconstruction
 from common import ATTENTION, RowStore, shared
 
 FOLDERS = {"gpt2": "models/gpt2-multi30k-en", "qwen3": "models/qwen3-multi30k-en"}
@@ -196,9 +197,9 @@ def methods(name: str) -> list[Method]:
 
 
 def fewer_heads(name: str, text: Text, draw: int) -> tuple[PreTrainedModel, dict]:
-    """Keep the three quarters of the heads that the others replace worst, and refit W_O."""
+    """Keep the three quarters of the heads that the others of their layer replace worst, and refit W_O."""
     model, batches = load(name), text.calibration(draw)
-    scores = head_importance(model, batches, criterion="reconstruction")
+    scores = head_importance(model, batches, criterion=Reconstruction(normalize=True))
     keep = 3 * sum(map(len, scores.values())) // 4
     alive = most_important(model, scores, keep)
     prune_heads(

@@ -21,7 +21,6 @@ from pathlib import Path
 
 from classifiers import FLAGS, Draw, collected, measure_missing, over_tasks, stored
 from dependency_pruning import dependency_pruned, magnitude, taylor
-from repair import per_layer
 from retraining_free import retraining_free
 from transformers.utils import logging
 
@@ -34,6 +33,15 @@ BUDGETS = (0.5, 0.33, 0.25)  # 36, 24 and 18 of 72 heads
 EXAMPLES = 2048
 COLUMNS = {"task": "", "method": "", "budget": "", "attention": ".3f", "score": ".2f", "lost": ".2f", "losses": ""}
 COLUMNS |= {"f1": ".2f", "cpu_seconds": ".1f"}
+
+
+def per_layer(scores, count: int) -> dict[str, list[int]]:
+    """Keep the heads with the highest scores, equally many in every layer: path -> list of 0 and 1."""
+    alive = {}
+    for path, values in scores.items():
+        best = values.topk(count).indices.tolist()
+        alive[path] = [int(head in best) for head in range(len(values))]
+    return alive
 
 
 def our_heads(model, draw: Draw, budget: float):

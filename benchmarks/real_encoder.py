@@ -43,6 +43,7 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 from transformers.utils import logging
 
 from collab_heads import distill, plan
+from collab_heads.evaluation.tasks import nearest, share_changed
 from collab_heads.running.embeddings import embed
 from common import WORK, RowStore, compressed_copy, interleaved, minilm
 
@@ -66,16 +67,9 @@ class Judged(NamedTuple):
 
     def compared(self, original: "Judged") -> dict[str, float]:
         """Return how much differs from the original, x 100."""
-        found, wanted = nearest(self.vectors), nearest(original.vectors)
-        shared = (found[:, :, None] == wanted[:, None, :]).any(-1)
+        found, wanted = (nearest(each.vectors, each.vectors, NEAREST, but_itself=True) for each in (self, original))
         flips = self.answers != original.answers
-        return {"flips": 100 * float(flips.double().mean()), "neighbours": 100 * float(shared.double().mean())}
-
-
-def nearest(vectors: Tensor) -> Tensor:
-    """Return the indices [N, NEAREST] of the vectors nearest to each of the vectors [N, D] of unit length."""
-    similarity = vectors @ vectors.T
-    return similarity.fill_diagonal_(-torch.inf).topk(NEAREST).indices
+        return {"flips": 100 * float(flips.double().mean()), "neighbours": 100 - 100 * share_changed(found, wanted)}
 
 
 class Encoder(Tasks):

@@ -3,11 +3,13 @@ r"""Remove heads without any training, with W_O left as it is and refitted on wh
     python benchmarks/repair.py [--models minilm marian] [--draws 3] [--sentences N]
 
 all-MiniLM-L6-v2 on STS-B dev (Spearman x 100) and the Marian of Multi30k on test_2016_flickr (BLEU, greedy). Heads are
-chosen per layer for the encoder ("reconstruction" needs no labels) and over the whole model for the Marian, also by the
-gradient of the loss. Every draw has calibration sentences of its own: 256, of the training sets.
+chosen over the whole model, without labels ("reconstruction"), and for the Marian by the gradient of the loss, too.
+Every role keeps at least one. Every draw has calibration sentences of its own: 256, of the training sets. Rows of
+models that are not asked for stay as they are stored.
 """
 
 import argparse
+import json
 import statistics
 from collections.abc import Iterator
 
@@ -19,7 +21,7 @@ from translation import MODELS, calibration, load, read, translate
 
 from collab_heads import prune_heads, swap_to_gated
 from collab_heads.analysis import head_importance, most_important
-from common import minilm, shared, table, write
+from common import RESULTS, minilm, shared, table, write
 
 COLUMNS = {
     "model": "",
@@ -31,15 +33,6 @@ COLUMNS = {
     "losses": "",
 }
 KEPT = (54, 36, 18)  # of 72
-
-
-def per_layer(scores, count: int) -> dict[str, list[int]]:
-    """Keep the heads with the highest scores, equally many in every layer: path -> list of 0 and 1."""
-    alive = {}
-    for path, values in scores.items():
-        best = values.topk(count).indices.tolist()
-        alive[path] = [int(head in best) for head in range(len(values))]
-    return alive
 
 
 def pruned(model, alive, batches) -> None:
@@ -63,10 +56,6 @@ class Encoder:
         """Return a draw of calibration sentences."""
         return self.task.calibration(draw)
 
-    def alive(self, model, scores, kept: int) -> dict:
-        """Keep equally many heads in every layer."""
-        return per_layer(scores, kept // len(scores))
-
     def score(self, model) -> float:
         """Return Spearman's correlation x 100."""
         return self.task.score(model)
@@ -88,10 +77,6 @@ class Translator:
         """Return a draw of training pairs."""
         return calibration(self.tokenizer, draw)
 
-    def alive(self, model, scores, kept: int) -> dict:
-        """Keep the best heads of the whole model; every role keeps at least one."""
-        return most_important(model, scores, kept)
-
     def score(self, model) -> float:
         """Return BLEU."""
         found = translate(model, self.tokenizer, self.sources, beams=1)
@@ -112,7 +97,7 @@ def rows_of(task: Encoder | Translator, draws: int) -> Iterator[dict]:
                 scores = []
                 for batches, importance in measured:
                     model = task.load()
-                    pruned(model, task.alive(model, importance, kept), batches if refitted else None)
+                    pruned(model, most_important(model, importance, kept), batches if refitted else None)
                     scores.append(task.score(model))
                 yield {
                     "model": task.name,
@@ -135,12 +120,15 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, help="the first sentences of the test set only")
     arguments = parser.parse_args()
     logging.disable_progress_bar()
-    rows = []
+    place = RESULTS / "repair.json"
+    stored = json.loads(place.read_text())["rows"] if place.exists() else []
+    rows = {name: [row for row in stored if row["model"] == name] for name in TASKS}
     for name in arguments.models:
+        rows[name] = []
         for row in rows_of(TASKS[name](arguments.sentences), arguments.draws):
-            rows.append(row)
+            rows[name].append(row)
             print(table([row], COLUMNS).splitlines()[-1], flush=True)
-    write("repair", rows)
+    write("repair", [row for of_model in rows.values() for row in of_model])
 
 
 if __name__ == "__main__":

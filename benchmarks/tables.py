@@ -13,23 +13,13 @@ With --check it changes nothing, and exits with 1 if a table is not what the sto
 """
 
 import argparse
+import importlib
+import pkgutil
 import re
 import sys
 from pathlib import Path
 
-from shown import (
-    claims,
-    efficiency,
-    head_worth,
-    heads_seen,
-    images,
-    overview,
-    quality,
-    served,
-    speed,
-    summary,
-    translation,
-)
+import shown
 from shown.columns import TABLES
 from shown.records import USED
 from targets import TARGETS, target_of
@@ -38,19 +28,8 @@ from common import ROOT
 
 SEVERAL = 2  # targets that a table names
 MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
-SUBJECTS = (
-    claims,
-    efficiency,
-    head_worth,
-    heads_seen,
-    images,
-    overview,
-    quality,
-    served,
-    speed,
-    summary,
-    translation,
-)  # each enters its tables
+for subject in pkgutil.iter_modules(shown.__path__):  # each enters its tables
+    importlib.import_module(f"shown.{subject.name}")
 
 
 def pages() -> list[Path]:

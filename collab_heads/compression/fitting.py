@@ -41,7 +41,7 @@ from collab_heads.model.open_layers import OpenLayers, OpenLayerSite
 from collab_heads.running.batches import EnoughSeen, run_batches
 from collab_heads.running.blocks import BlockStarts
 from collab_heads.running.portions import portions
-from collab_heads.running.residual_readers import Reader, find_readers, watching
+from collab_heads.running.residual_readers import Reader, find_readers, token_weights, watching
 
 
 def fit_choices(
@@ -100,7 +100,6 @@ TOKENS = 400_000  # times sites, at most, about: 14,000 tokens in place of 6,700
 MOST_TOKENS = 32_768  # about
 VALIDATED = 8  # one portion of so many chooses the ridge; fewer portions say too little
 FEWEST = 3 * VALIDATED  # portions to fit to, if there are so many, however long they are
-FLAT = 0.01  # of the median variance: tokens with less count as if they had so much
 TARGETS = 64 * 2**20  # bytes of targets that are held at a time: each further group is a further pass of the original
 
 logger = logging.getLogger(__name__)
@@ -343,7 +342,7 @@ def refit(
     def see(inputs: Tensor, put_out: Tensor, read: Tensor) -> None:
         used, own, states = (reader.real(each, masks).to(inputs.device) for each in (inputs, put_out, read))
         number, original, scale = len(targets) - len(left), left.pop(0).to(used), reader.scale.to(used)
-        root = roots_of_weights(original)
+        root = token_weights(original).sqrt()[:, None]
         missing = ((original - states) / scale).where(scale != 0, 0.0)  # of the output
         rows, wanted = torch.cat([used, used.new_ones(len(used), 1)], dim=1) * root, (own + missing) * root
         if number % VALIDATED == VALIDATED - 1:
@@ -376,13 +375,6 @@ def refit(
 def error(weights: Tensor, held: Sequence[tuple[Tensor, Tensor]]) -> float:
     """Return the sum of squared errors of weights [n + 1, D] for some rows and targets."""
     return sum(float((rows.to(weights) @ weights - wanted.to(weights)).square().sum()) for rows, wanted in held)
-
-
-def roots_of_weights(states: Tensor) -> Tensor:
-    """Return the square roots of what tokens count: [tokens, D] -> [tokens, 1]."""
-    variances = states.var(-1, keepdim=True)
-    least = torch.finfo(variances.dtype).tiny ** 0.5  # of states that are all zeros
-    return variances.clamp(min=max(FLAT * float(variances.median()), least)).rsqrt()
 
 
 @torch.no_grad()

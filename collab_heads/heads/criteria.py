@@ -18,6 +18,7 @@ from collab_heads.heads.selection import Target, check_by_path, check_scores, ch
 from collab_heads.model.open_layers import OpenLayers, OpenSite
 from collab_heads.model.opened import input_device, opened
 from collab_heads.running.batches import NoticingFew, evaluating, moved, naming_batch
+from collab_heads.running.residual_readers import stream_weights
 from collab_heads.sites.site import AttentionSite, check_name
 
 
@@ -118,19 +119,35 @@ class Gradient(HeadCriterion):
 
 
 class Reconstruction(HeadCriterion):
-    """The share of a site's output that is lost when a head is removed; needs no labels.
+    """The squared error that is left when a head is removed and W_O refitted for the others; needs no labels.
 
     The heads of a site are removed one after the other, each time the one that the others reconstruct best. The score
-    of a head is the share that is lost at that point. Pass the same batches to `prune_heads`.
+    of a head is the error of the site's output at that point, as a share of the variance of the stream that the output
+    is added to: the next module normalizes it. Pass the same batches to `prune_heads`.
+
+    Args:
+        normalize: divide by the mean square of the site's output instead: all layers then weigh the same. Sites whose
+            output is read at no single place (ALBERT's, which serve several layers) leave no other choice; then it is
+            done for all.
     """
 
     name = "reconstruction"
     refits = True
 
+    def __init__(self, *, normalize: bool = False):
+        if not isinstance(normalize, bool):
+            raise ArgumentError(f"normalize must be True or False, not {normalize!r:.80}")
+        self.normalize = normalize
+
     def scores(self, model, sites, batches):
         """Score heads by `HeadRegression.removal_costs`."""
         fits = regressions(model, sites, batches, what="measuring heads")
-        return {path: regression.removal_costs().float().cpu() for path, regression in fits.items()}
+        costs = {path: regression.removal_costs() for path, regression in fits.items()}
+        if not self.normalize and len(sites) > 1:
+            weights = stream_weights(model, sites, batches)
+            if weights.keys() == costs.keys():
+                costs = {path: each * fits[path].whole * weights[path] for path, each in costs.items()}
+        return {path: each.float().cpu() for path, each in costs.items()}
 
 
 class Random(HeadCriterion):

@@ -1,7 +1,8 @@
 """Find where sites add to the residual stream of a model, whatever its family, and watch this place."""
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -10,10 +11,12 @@ from transformers import PreTrainedModel
 
 from collab_heads.model.open_layers import OpenLayerSite
 from collab_heads.running.batches import EnoughSeen, num_rows, run_batches, select, sides
+from collab_heads.running.portions import portions
 
 PASSIVE = (nn.Dropout, nn.Identity)  # in evaluation mode they put out what they read
 SCALES = "LayerScale"  # in the names of classes that multiply what they read by a number per dimension (DINOv2)
 SAME = 0.05  # of a change of a site's output: how far the change of what reads it may differ (bfloat16 rounds by 0.004)
+FLAT = 0.01  # of the median variance: tokens with less count as if they had so much
 
 See = Callable[[Tensor, Tensor, Tensor], None]
 
@@ -160,3 +163,46 @@ def watching(model: PreTrainedModel, reader: Reader, see: See) -> Iterator[None]
     finally:
         for handle in handles:
             handle.remove()
+
+
+def token_weights(states: Tensor) -> Tensor:
+    """Return what a squared error counts in each token of a stream that a norm reads: 1 / variance.
+
+    Args:
+        states: [tokens, D].
+
+    Returns:
+        [tokens].
+    """
+    variances = states.var(-1)
+    least = torch.finfo(variances.dtype).tiny ** 0.5  # of states that are all zeros
+    return variances.clamp(min=max(FLAT * float(variances.median()), least)).reciprocal()
+
+
+def stream_weights(
+    model: PreTrainedModel, sites: Sequence[OpenLayerSite], batches: Sequence[Mapping]
+) -> dict[str, float]:
+    """Return what a squared error of a site's output, summed over its dimensions, counts in the stream that it enters.
+
+    Args:
+        model: the model, which is not changed.
+        sites: sites of the model.
+        batches: input dicts as the model takes them.
+
+    Returns:
+        path -> the mean over tokens of 1 / (D * variance of the stream), times the mean square of the factors by which
+        the output is multiplied before it is added; of the sites whose output is read at one place.
+    """
+    weights: dict[str, list[Tensor]] = {}
+    masks: dict[str, Tensor | None] = {}
+    with ExitStack() as stack:
+        for reader in find_readers(model, sites, batches[0]):
+            of_site, scale = weights.setdefault(reader.site.path, []), reader.scale.float().square().mean()
+
+            def see(_: Tensor, __: Tensor, read: Tensor, reader=reader, of_site=of_site, scale=scale) -> None:
+                of_site.append(scale * token_weights(reader.real(read, masks)) / read.shape[-1])
+
+            stack.enter_context(watching(model, reader, see))
+        cut = functools.partial(portions, is_encoder_decoder=model.config.is_encoder_decoder)
+        run_batches(model, batches, masks, "measuring the stream", cut=cut)
+    return {path: float(torch.cat(of_site).mean()) for path, of_site in weights.items()}

@@ -252,7 +252,7 @@ def test_a_ranking_without_labels(name):
     assert scores.keys() == some_heads(model).keys()
     for values in scores.values():
         assert values.dtype == torch.float32 and values.shape == (HEADS,)
-        assert (values > 0).all() and (values == 1).sum() >= 1
+        assert (values > 0).all()
     assert most_important(model, scores, len(scores) * 2)
 
 

@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from compressing import batches_of
+from opening import layers_of
 
 from collab_heads import get_adapter, prune_heads
 from collab_heads.analysis import head_importance
 from collab_heads.errors import ArgumentError
-from collab_heads.heads.criteria import Random
+from collab_heads.heads.criteria import Random, Reconstruction
+from collab_heads.layers.layout import weight_of
 from families import FAMILIES
 
 
@@ -25,6 +28,34 @@ def test_random_scores_need_no_batches():
 def test_others_need_them(criterion, call):
     with pytest.raises(ArgumentError, match=f"criterion '{criterion}' ranks heads by what they do: pass batches"):
         call(FAMILIES["bert"].build(), criterion=criterion)
+
+
+@pytest.mark.parametrize("name", ("bert", "gpt2", "llama"))
+def test_a_layer_that_writes_little_loses_its_heads_first(name):
+    """Each of its heads writes as large a share of its output, and as small a one of the stream."""
+    model = FAMILIES[name].build().eval()
+    batches, (first, second) = batches_of(FAMILIES[name], 4), layers_of(model).with_heads
+    with torch.no_grad():
+        weight_of(first.output).mul_(0.01)
+    of_stream = head_importance(model, batches, criterion="reconstruction")
+    of_layer = head_importance(model, batches, criterion=Reconstruction(normalize=True))
+    assert of_stream[first.path].max() < 0.1 * of_stream[second.path].min()
+    assert of_layer[first.path].max() == of_layer[second.path].max() == 1
+    for site in (first, second):  # within a layer both rank alike
+        torch.testing.assert_close(of_stream[site.path] / of_stream[site.path].max(), of_layer[site.path])
+
+
+def test_layers_that_share_a_module_are_ranked_by_their_own_output():
+    family = FAMILIES["albert-groups"]
+    model, batches = family.build().eval(), batches_of(family, 4)
+    scores = head_importance(model, batches, criterion="reconstruction")
+    assert len(scores) > 1 and all(float(each.max()) == 1 for each in scores.values())
+
+
+@pytest.mark.parametrize("normalize", ("yes", 1, None))
+def test_a_normalization_that_cannot_be(normalize):
+    with pytest.raises(ArgumentError, match="normalize must be True or False"):
+        Reconstruction(normalize=normalize)
 
 
 @pytest.mark.parametrize("seed", ("a", -1, 1.5, None, True))

@@ -7,7 +7,7 @@ from opening import layers_of
 from unchanged import assert_unchanged, snapshot
 
 from collab_heads.running.batches import run_batches
-from collab_heads.running.residual_readers import find_readers, watching
+from collab_heads.running.residual_readers import find_readers, stream_weights, token_weights, watching
 from families import FAMILIES, LAYOUTS
 
 # Layers that share modules run them more than once; CLIP's image model has a norm for the first patch alone at its end.
@@ -105,3 +105,36 @@ def test_a_site_that_runs_twice_has_no_reader():
     sites = layers_of(model).in_order
     readers = find_readers(model, sites, batches_of(FAMILIES["bert"], 1)[0])
     assert [reader.site.path for reader in readers] == ["encoder.layer.1.attention.self", "encoder.layer.1"]
+
+
+def test_tokens_without_variance_count_as_flat_ones():
+    states = torch.randn(9, 4, generator=torch.Generator().manual_seed(0))
+    states[3] = 0
+    weights = token_weights(states)
+    torch.testing.assert_close(weights[:3], 1 / states[:3].var(-1))
+    assert weights.isfinite().all() and weights[3] <= 100 * weights.median() * (1 + 1e-6)
+    assert token_weights(torch.zeros(2, 4)).isfinite().all()
+
+
+def test_errors_count_by_the_variance_of_the_stream():
+    model, sites, readers = readers_of("gpt2")
+    batches = batches_of(FAMILIES["gpt2"], 2)
+    weights, norm = stream_weights(model, sites, batches), model.base_model.h[0].ln_2
+    assert weights.keys() == {reader.site.path for reader in readers}
+    seen = []
+    norm.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    for batch in batches:
+        with torch.no_grad():
+            model(**batch)
+    read = torch.cat([states[batch["attention_mask"].bool()] for states, batch in zip(seen, batches, strict=True)])
+    assert weights[sites[0].path] == pytest.approx(float((1 / read.var(-1)).mean()) / read.shape[-1], rel=1e-3)
+
+
+def test_what_is_scaled_before_it_is_added_counts_less():
+    model, (first, *_), _ = readers_of("dinov2")
+    batches = batches_of(FAMILIES["dinov2"], 1)
+    whole = stream_weights(model, [first], batches)[first.path]
+    with torch.no_grad():
+        layer = model.base_model.get_submodule("encoder.layer.0")
+        layer.layer_scale1.lambda1.mul_(0.1)
+    assert stream_weights(model, [first], batches)[first.path] < 0.1 * whole

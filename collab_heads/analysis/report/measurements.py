@@ -41,8 +41,8 @@ class HeadMeasurements(Report):
         worth: norms of the values of heads, value zeroing, and shares in the residual stream.
         relevance: relevance by conservative propagation.
         gradient: path -> [H], importance by gradients of the loss.
-        reconstruction: path -> [H], the share of the site's output that is lost once a head and those that cost less
-            are removed together, see `HeadRegression.removal_costs`.
+        reconstruction: path -> [H], the squared error once a head and those of its site that cost less are removed
+            together, as a share of the variance of the residual stream, see `criteria.Reconstruction`.
         contributions: contributions of source and target to generated tokens, after the first kind of prefixes.
         compared_contributions: the same after other prefixes, and for other models.
         contribution_example: the contributions of the tokens of one sentence.

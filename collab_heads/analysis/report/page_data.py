@@ -89,9 +89,9 @@ LEGENDS = {
     "everything.",
     "gradient": "The mean absolute gradient of the loss by a gate on the head (Michel et al. 2019): an "
     "estimate, in one backward pass, of how much the loss depends on it.",
-    "reconstruction": "The share of the layer's output (its mean square) that is lost once the head is removed "
-    "together with all heads of the layer that cost less, and W_O is refitted for those that stay. The last head of a "
-    "layer costs 1.",
+    "reconstruction": "The squared error that is left in the residual stream, as a share of its variance, once the "
+    "head is removed together with all heads of the layer that cost less, and W_O is refitted for those that stay. "
+    "Where one module serves several layers, as a share of the layer's output.",
     "ablation": "How much worse the metric is without the head, all else as it is (Michel et al. 2019); and "
     "the metric with only the most important heads, by each measure.",
     "contributions": "How much of each generated token's top-1 logit comes from the source, the rest from the "

@@ -24,8 +24,7 @@ class Cheap:
     """The heads that cost least when all of them are removed and W_O is refitted.
 
     Attributes:
-        heads: the heads, each with its cost: the share of the site's output that is lost once it and the cheaper ones
-            are removed. The cheapest first.
+        heads: the heads, each with its cost once it and the cheaper ones of its site are removed. The cheapest first.
     """
 
     heads: Sequence[tuple[Head, float]]
@@ -38,13 +37,14 @@ class Cheap:
         return {path: sorted(numbers) for path, numbers in chosen.items()}
 
     def lost(self) -> dict[str, float]:
-        """Return path -> share of the site's output that is lost, for the sites that lose heads."""
+        """Return path -> the cost of all heads that a site loses, for the sites that lose heads."""
         # costs are joint and rise within a site: the last removal has the cost of all
         return {head.site.path: cost for head, cost in self.heads}
 
     @property
     def said(self) -> str:
-        return f"without them, W_O refitted, a layer loses {max(self.lost().values()):.1%} of its output at most"
+        worst = max(self.lost().values())
+        return f"without them, W_O refitted, a layer changes the residual stream by {worst:.1%} of its variance at most"
 
 
 def cheapest(report: HeadMeasurements, count: int | None = None) -> Cheap | None:
@@ -66,7 +66,7 @@ def cheapest(report: HeadMeasurements, count: int | None = None) -> Cheap | None
 
 
 def fewer_heads(report: HeadMeasurements) -> list[tuple[int, float, float]]:
-    """Return (heads kept, share of a site's output lost on average, the largest such share), for some numbers."""
+    """Return (heads kept, cost of the heads that a site loses on average, the largest such cost), for some numbers."""
     total, found = len(heads_of(report)), []
     for kept in sorted({round(share * total) for share in KEPT}, reverse=True):
         cheap = cheapest(report, total - kept)
@@ -114,8 +114,8 @@ PLAN = ("python -m collab_heads compress MODEL \\", "    --data TEXT --plan")
 COMPRESS = ("python -m collab_heads compress MODEL \\", "    --data TEXT --budget 0.5 \\", "    --output_dir smaller")
 WITHOUT_COSTS = "What removal costs was not measured: ask for the part 'reconstruction'."
 FEWER = (
-    "With prune_heads(model, batches, keep=…), which refits W_O: the share of its output that a layer loses. How much "
-    "that changes what the model puts out differs by layer; a plan measures it."
+    "With prune_heads(model, batches, keep=…), which refits W_O: by how much of its variance a layer changes the "
+    "residual stream. How much that changes what the model puts out differs by layer; a plan measures it."
 )
 WITHOUT_PLAN = (
     "Fewer heads, narrower queries and keys, narrower values: what a budget of parameters, cache or time costs, a plan "
@@ -175,7 +175,7 @@ def price_html(report: HeadMeasurements, plan: CompressionPlan | None) -> str:
     if fewer := fewer_heads(report):
         rows = [[str(kept), f"{mean:.1%}", f"{most:.1%}"] for kept, mean, most in fewer]
         parts.append(paragraph(FEWER))
-        parts.append(table_html(["heads kept", "lost on average", "at most"], rows, "Lost output by heads kept"))
+        parts.append(table_html(["heads kept", "changed on average", "at most"], rows, "Change by heads kept"))
     if plan is not None:
         of, curve = predicted(plan)
         rows = [[f"{budget:.2f}", f"{error:.4f}"] for budget, error in curve]
