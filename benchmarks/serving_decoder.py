@@ -41,7 +41,7 @@ TORCH, LLAMA = "PyTorch", "llama.cpp"
 TYPES = {(TORCH, "float32"): {}, (LLAMA, "float16"): {}, (LLAMA, "8 bits"): {"int8": True}, (LLAMA, "4 bits"): {}}
 DOMAINS = ("news", "web")
 PROMPT, NEW, ROUNDS, COMPARED = 512, 32, 7, 8
-COLUMNS = {"engine": "", "weights": "", "kept": "", "MB": ",.0f", "news": ".1f", "web": ".1f", "KL": ".4f"}
+COLUMNS = {"engine": "", "weights": "", "kept": "", "MB": ",.0f", "news": ".1f", "web": ".1f", "KL": ".1e"}
 COLUMNS |= {"prompt": ",.0f", "generation": ",.0f", "times prompt": ".2f", "times generation": ".2f"}
 
 
@@ -67,7 +67,7 @@ class InTorch:
         length = self.cache.get_seq_length()
         for token in ids:
             self.model(input_ids=token.view(1, 1), past_key_values=self.cache, use_cache=True)
-        self.cache.crop(length)
+        self.cache.crop(length - self.cache.get_seq_length())  # fewer than nothing: so many go
 
 
 class InLlamaCpp:
