@@ -59,7 +59,7 @@ IN_LLAMA_CPP = {
     "prompt, tokens/s": ("prompt", ",.0f"),
     "generation, tokens/s": ("generation", ",.0f"),
     "prompt, against the original there": ("times prompt", ".2f"),
-    "generation": ("times generation", ".2f"),
+    "generation, against it": ("times generation", ".2f"),
 }
 PACKED = {
     "model": "",
