@@ -126,6 +126,8 @@ def check_site(site: OpenSite, form: GgufForm) -> None:
             f"{site.path} has heads with the key heads {site.groups}, while each key head of llama.cpp serves the same "
             f"number of heads: {advice}, or prune all heads of a key head"
         )
+    if site.is_swapped:
+        raise ModelStateError(f"{site.path} has other projections of queries and keys than llama.cpp: {advice}")
 
 
 def head_width(site: OpenSite, form: GgufForm) -> int:

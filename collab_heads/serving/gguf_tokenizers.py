@@ -1,6 +1,7 @@
 """The tokenizer in a GGUF file: which ones llama.cpp has, how they are written, and whether texts are cut alike."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -89,6 +90,9 @@ def add_tokenizer(writer: Any, tokenizer: Any, form: GgufForm, size: int) -> Ite
             as_piece(token) if each == TokenType.NORMAL else token for token, each in zip(tokens, kinds, strict=True)
         ]
         add_normalizer(writer, backend["normalizer"])
+    if len(set(tokens)) < size:
+        twice = Counter(tokens).most_common(1)[0][0]
+        raise UnsupportedModelError(f"two tokens are {twice!r} in llama.cpp, which ends the process then. {IDS_ONLY}")
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     for name, own in SPECIAL[kind].items():

@@ -30,7 +30,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from collab_heads import compress, export, prune_heads, prune_neurons
+from collab_heads import compress, export, prune_heads, prune_neurons, swap_to_collaborative
 from collab_heads.contract.registry import gguf_form
 from collab_heads.errors import ModelStateError, UnsupportedModelError
 from collab_heads.serving.for_gguf import FILE, check_encoder, encoder_of
@@ -138,6 +138,11 @@ def neurons_differ(model):
     prune_neurons(model, [texts()], keep={layers_of(model).feed_forwards[1].path: 32})
 
 
+def swapped(model):
+    """Queries and keys of their full width, in projections of their own."""
+    swap_to_collaborative(model, kind="per_head", dim_shared_query_key=1.0, batches=[texts()], refine_steps=0)
+
+
 def a_head_gone_everywhere(model):
     prune_heads(model, heads={site.path: [1] for site in layers_of(model).attention})
 
@@ -152,6 +157,7 @@ def a_head_gone_everywhere(model):
         ("GPT-2", neurons_differ, r"h\.1\.mlp has 32 neurons, .* here 256: compress .* shape='uniform'"),
         ("GPT-2", a_head_gone_everywhere, r"h\.0\.attn has 3 heads, .* here 4: compress .* shape='uniform'"),
         ("BERT", a_head_gone_everywhere, r"attention\.self has 3 heads, .* here 4: compress .* shape='uniform'"),
+        ("BERT", swapped, r"layer\.0\.attention\.self has other projections of queries and keys .* shape='uniform'"),
         ("BERT", block_gone, r"layer\.0\.attention\.self has 0 heads, .* here 4: compress .* shape='uniform'"),
     ],
 )
@@ -223,6 +229,13 @@ def test_the_engine_finds_the_same_pieces_of_words(lowercase, tmp_path):
 def test_pieces_of_words_that_it_finds_otherwise_are_refused(tokenizer):
     with pytest.raises(UnsupportedModelError, match="these are WordPiece with the steps BertNormalizer, "):
         check_tokenizer(tokenizer(), gguf_form(BertConfig()), 64)
+
+
+def test_pieces_that_it_cannot_tell_apart_are_refused(tmp_path, monkeypatch):
+    """It would end the process: the piece that begins a word, and one within words that has the mark of a begin."""
+    monkeypatch.setitem(globals(), "WORDS", [*WORDS, "##\u2581a"])
+    with pytest.raises(UnsupportedModelError, match=r"two tokens are '\u2581a' in llama\.cpp"):
+        written(build("BERT"), tmp_path, tokenizer=word_pieces())
 
 
 def in_folder(folder, pooling, *more):
