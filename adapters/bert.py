@@ -9,7 +9,7 @@ from transformers.models.xlm_roberta import modeling_xlm_roberta
 
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.feed_forward import FeedForwardNames
-from collab_heads.contract.model_forms import CTranslate2Form
+from collab_heads.contract.model_forms import CTranslate2Form, GgufForm
 from collab_heads.contract.registry import register
 from collab_heads.layers.attention import attend, cached_key_value, replacing, takes_cache
 
@@ -64,6 +64,28 @@ class BertAdapter(AttentionAdapter):
         ("bert", "roberta", "xlm-roberta", "camembert"),
         CTranslate2Form(entries={"position_embedding_type": "absolute"}),
     )
+    gguf = {
+        "bert": GgufForm(
+            even="bert",
+            fills=True,
+            norms={
+                "attn_output_norm": "encoder.layer.{}.attention.output.LayerNorm",
+                "layer_output_norm": "encoder.layer.{}.output.LayerNorm",
+            },
+            outside={
+                "position_embd": "embeddings.position_embeddings",
+                "token_types": "embeddings.token_type_embeddings",
+                "token_embd_norm": "embeddings.LayerNorm",
+            },
+            head_width="attention_head_size",
+            epsilon=("layer_norm_eps", "layer_norm_eps"),
+            computed={"hidden_act": ("gelu", "gelu_new", "gelu_pytorch_tanh"), "is_decoder": (False,)},
+            embeds=True,
+            tokenizers={"WordPiece": "bert"},
+            pre_tokenizers={"BertPreTokenizer": [{"type": "BertPreTokenizer"}]},
+            normalizer={"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True},
+        )
+    }
 
     def role(self, role, module):
         """Return "dec-self" for a model with `config.is_decoder`, which has the paths of an encoder."""

@@ -6,7 +6,9 @@ Its weights are stored as (in, out): see `collab_heads.layers.layout`.
 from torch import nn
 from transformers.models.gpt2 import modeling_gpt2
 
+from collab_heads.adapters.llama import BYTE_LEVEL  # type: ignore[import-untyped]
 from collab_heads.contract.feed_forward import FeedForwardNames
+from collab_heads.contract.model_forms import GgufForm
 from collab_heads.contract.registry import register
 from collab_heads.contract.special_adapters import FusedAdapter
 from collab_heads.layers.attention import attend, cached_key_value, takes_cache
@@ -52,6 +54,23 @@ class GPT2Adapter(FusedAdapter):
     roles = ("dec-self", "dec-enc")
     layer_configs = True
     feed_forwards = (FeedForwardNames(r"h\.\d+\.mlp", ("c_fc",), "c_proj", "act", entry="n_inner"),)
+    gguf = {
+        "gpt2": GgufForm(
+            even="gpt2",
+            fills=True,
+            norms={"attn_norm": "h.{}.ln_1", "ffn_norm": "h.{}.ln_2"},
+            outside={"position_embd": "wpe", "output_norm": "ln_f"},
+            fused="attn_qkv",
+            epsilon=("layer_norm_eps", "layer_norm_epsilon"),
+            computed={
+                "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
+                "scale_attn_weights": (True,),
+                "scale_attn_by_inverse_layer_idx": (False,),
+                "add_cross_attention": (False,),
+            },
+            **BYTE_LEVEL,
+        )
+    }
     output, heads, width = "c_proj", "num_heads", "split_size"  # query, key and value have no names of their own
 
     def fused(self, module):

@@ -32,6 +32,11 @@ PRE_TOKENIZERS = {  # by their names in llama.cpp
     "llama-bpe": [LLAMA3, BYTES | {"use_regex": False}],
     "qwen2": [QWEN2, BYTES | {"use_regex": False}],
 }
+BYTE_LEVEL: dict[str, Any] = {"tokenizers": {"BPE": "gpt2"}, "pre_tokenizers": PRE_TOKENIZERS}
+BYTE_LEVEL |= {"whole_words": ("llama-bpe",)}
+BLOCK_NORMS = {"attn_norm": "layers.{}.input_layernorm", "ffn_norm": "layers.{}.post_attention_layernorm"}
+IN_LLAMA_CPP: dict[str, Any] = BYTE_LEVEL | {"outside": {"output_norm": "norm"}, "rotations": "rotary_emb"}
+IN_LLAMA_CPP |= {"epsilon": ("layer_norm_rms_eps", "rms_norm_eps")}
 NORMS = ("q_norm", "k_norm")  # norms of the queries and keys of each head, where the family has them
 
 
@@ -131,5 +136,16 @@ class LlamaAdapter(LlamaLayout):
         | replacing(attention, modeling_qwen2.Qwen2Attention, prefix="Rotary", window=window)
     )
     rms_norms = (modeling_llama.LlamaRMSNorm, modeling_mistral.MistralRMSNorm, modeling_qwen2.Qwen2RMSNorm)
-    gguf = GgufForm(pre_tokenizers=PRE_TOKENIZERS)
+    gguf = dict.fromkeys(
+        model_types,
+        GgufForm(
+            even="llama",
+            uneven="deci",
+            norms=BLOCK_NORMS,
+            neighbours=True,
+            frequencies=("default", "linear", "llama3"),
+            computed={"hidden_act": ("silu",)},
+            **IN_LLAMA_CPP,
+        ),
+    )
     gated = dict.fromkeys((modeling_llama.LlamaMLP, modeling_mistral.MistralMLP, modeling_qwen2.Qwen2MLP), "act_fn")

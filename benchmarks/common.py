@@ -28,7 +28,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 WORK = Path(tempfile.gettempdir())  # for models and unfinished runs
 # whose versions a record holds
 PACKAGES = ("torch", "transformers", "tensorly", "numpy", "bitsandbytes", "torchao", "flash_attn", "triton")
-PACKAGES += ("onnxruntime", "openvino", "nncf")
+PACKAGES += ("onnxruntime", "openvino", "nncf", "llama_cpp_python")
 PICTURES = ROOT / "docs" / "pictures"
 SHARED = Path(os.environ.get("COLLAB_HEADS_SHARED", ROOT.parent / "shared"))
 

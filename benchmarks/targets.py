@@ -139,6 +139,7 @@ TARGETS: dict[str, Target] = {
         "at least 50 minutes",
     ),
     "serving-grids": Target(("serving_grids.py",)),
+    "serving-decoder": Target(("serving_decoder.py $SMOLLM2",), "45 minutes of a busy machine"),
     "vocabulary": Target(
         (
             "vocabulary.py minilm marian",

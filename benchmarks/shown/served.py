@@ -48,6 +48,19 @@ CONTINUED = {
     "time": "",
     "time, against the original there": ("against original", ""),
 }
+IN_LLAMA_CPP = {
+    "engine": "",
+    "weights": "",
+    "layers kept": ("kept", ""),
+    "MB": ",.0f",
+    "perplexity, news": ("news", ".1f"),
+    "web pages": ("web", ".1f"),
+    "from PyTorch, nats": ("KL", ".1e"),
+    "prompt, tokens/s": ("prompt", ",.0f"),
+    "generation, tokens/s": ("generation", ",.0f"),
+    "prompt, against the original there": ("times prompt", ".2f"),
+    "generation, against it": ("times generation", ".2f"),
+}
 PACKED = {
     "model": "",
     "weights, MB": ".1f",
@@ -101,3 +114,9 @@ def serving_grids() -> str:
 def serving_decoder() -> str:
     """The decoder in all engines."""
     return shown([row for row in stored("serving")["rows"] if row["model"] == "gpt2"], CONTINUED)
+
+
+@made
+def serving_in_llama_cpp() -> str:
+    """SmolLM2 at several sizes in llama.cpp and in PyTorch."""
+    return shown(rows_of("serving_decoder"), IN_LLAMA_CPP)

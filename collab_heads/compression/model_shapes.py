@@ -11,7 +11,7 @@ from collab_heads.compression.parts.shape import Choice, Shape
 from collab_heads.compression.parts.table import resized
 from collab_heads.heads.fold_layout import can_say
 from collab_heads.model.open_layers import OpenFeedForward, OpenLayers, OpenLayerSite, OpenSite, counted_together
-from collab_heads.serving.gguf_checks import check_sites
+from collab_heads.serving.gguf_checks import check_shape
 from collab_heads.sites.record import is_valid
 
 
@@ -144,7 +144,7 @@ class ForGguf(AllowedChoices):
 
     def check(self, layers):
         """Refuse families and heads that llama.cpp does not have: export would refuse the result."""
-        check_sites(layers)
+        check_shape(layers)
 
     def among(self, choosing):
         fixed = {"query_key", "values"}

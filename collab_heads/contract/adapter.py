@@ -63,7 +63,7 @@ class AttentionAdapter:
         blueprints: model type -> how to make a new model and vocabulary of it; where the scripts can.
         image_blueprints: the same for model types that read images.
         ctranslate2: model type -> what CTranslate2 needs to know beside its layers; where the default does not fit.
-        gguf: where llama.cpp finds the other modules of its decoders; None where it cannot run them from here.
+        gguf: model type -> what llama.cpp needs to know; none where it cannot run them from here.
     """
 
     model_types: ClassVar[tuple[str, ...]] = ()
@@ -95,7 +95,7 @@ class AttentionAdapter:
     blueprints: ClassVar[Mapping[str, Blueprint]] = {}
     image_blueprints: ClassVar[Mapping[str, ImageBlueprint]] = {}
     ctranslate2: ClassVar[Mapping[str, CTranslate2Form]] = {}
-    gguf: ClassVar[GgufForm | None] = None
+    gguf: ClassVar[Mapping[str, GgufForm]] = {}
 
     def variant(self, config: PretrainedConfig) -> "AttentionAdapter":
         """Return the adapter for a model of the family with this config: this one, or one of its `variants`.

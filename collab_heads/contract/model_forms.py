@@ -56,40 +56,50 @@ class ImageBlueprint:
 
 @dataclass(frozen=True)
 class GgufForm:
-    """A description of a decoder for llama.cpp, whose architectures turn pairs of neighbouring dimensions.
+    """A description of a model type for llama.cpp. Paths are relative to the base model, {} is a layer.
 
     Attributes:
         even: the architecture of a model whose blocks have the same sizes.
-        uneven: the architecture of one whose blocks have sizes of their own.
-        attention_norm: where the norm before the attention of layer {} is, relative to the base model.
-        feed_forward_norm: where the norm before its feed-forward block is.
-        last_norm: where the norm before the output layer is.
-        rotations: where the module is that makes cosines and sines.
-        epsilon: the config entry for the number in the roots of the norms.
+        uneven: the architecture of one whose blocks have sizes of their own; None where there is none.
+        fills: whether the heads of a block must fill the width of the model.
+        norms: name of a norm of a block -> where it is.
+        outside: name of an embedding or a norm outside of the blocks -> where it is.
+        fused: the name of the projection for query, key and value; None where each has its own.
+        head_width: the attribute of the attention module for the width of a head.
+        rotations: where the module is that makes cosines and sines; None for learned positions.
+        neighbours: whether rotations turn pairs of neighbouring dimensions.
+        frequencies: the types of rotary positions whose frequencies are the same for texts of any length.
+        epsilon: the name of the number in the roots of the norms, and the config entry for it.
         positions: the config entry for the most tokens of a text.
         window: the config entry for the tokens that a token sees, if not all.
-        activation: the config entry for the activation, and the one that llama.cpp has.
-        frequencies: the types of rotary positions whose frequencies are the same for texts of any length.
-        byte_level: how it calls byte-level BPE.
+        computed: config entry -> the values of it that the architecture computes; None where the entry is missing.
+        embeds: whether it puts out states, or the embeddings of texts, and predicts no tokens.
+        tokenizers: how `tokenizer.json` calls a kind of tokenizer -> how llama.cpp does.
         pre_tokenizers: how it calls the steps in which tokenizers cut a text into words -> what `tokenizer.json` says
             of each of them.
         whole_words: those of them with which a word that is a token is not made by merges.
+        normalizer: what `tokenizer.json` says of what is done to texts before, for pieces of words.
     """
 
-    even: str = "llama"
-    uneven: str = "deci"
-    attention_norm: str = "layers.{}.input_layernorm"
-    feed_forward_norm: str = "layers.{}.post_attention_layernorm"
-    last_norm: str = "norm"
-    rotations: str = "rotary_emb"
-    epsilon: str = "rms_norm_eps"
+    even: str
+    norms: Mapping[str, str]
+    outside: Mapping[str, str]
+    epsilon: tuple[str, str]
+    uneven: str | None = None
+    fills: bool = False
+    fused: str | None = None
+    head_width: str = "head_dim"
+    rotations: str | None = None
+    neighbours: bool = False
+    frequencies: tuple[str, ...] = ("default",)
     positions: str = "max_position_embeddings"
     window: str = "sliding_window"
-    activation: tuple[str, str] = ("hidden_act", "silu")
-    frequencies: tuple[str, ...] = ("default", "linear", "llama3")
-    byte_level: str = "gpt2"
+    computed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    embeds: bool = False
+    tokenizers: Mapping[str, str] = field(default_factory=dict)
     pre_tokenizers: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    whole_words: tuple[str, ...] = ("llama-bpe",)
+    whole_words: tuple[str, ...] = ()
+    normalizer: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

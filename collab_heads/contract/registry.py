@@ -9,7 +9,7 @@ from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import did_you_mean, is_list
 from collab_heads.base.wrappers import check_model
 from collab_heads.contract.adapter import AttentionAdapter, Capability
-from collab_heads.contract.model_forms import Blueprint, CTranslate2Form, ImageBlueprint
+from collab_heads.contract.model_forms import Blueprint, CTranslate2Form, GgufForm, ImageBlueprint
 from collab_heads.errors import ArgumentError, UnsupportedModelError
 from collab_heads.sites.record import CollabConfig, kept_heads
 
@@ -125,7 +125,7 @@ def known_adapter(config: PretrainedConfig) -> AttentionAdapter | None:
 
 def gguf_model_types() -> list[str]:
     """Return the model types that llama.cpp runs, by their adapters, sorted."""
-    return [name for name, adapter in all_adapters().items() if adapter.gguf is not None]
+    return [name for name, adapter in all_adapters().items() if name in adapter.gguf]
 
 
 def layered_model_types() -> list[str]:
@@ -137,6 +137,12 @@ def ctranslate2_form(config: PretrainedConfig) -> CTranslate2Form:
     """Return what CTranslate2 needs to know of a model type beside its layers, by its adapter or the default."""
     adapter = known_adapter(config)
     return (adapter.ctranslate2 if adapter is not None else {}).get(config.model_type, CTranslate2Form())
+
+
+def gguf_form(config: PretrainedConfig) -> GgufForm | None:
+    """Return what llama.cpp needs to know of a model type, by its adapter; None where it does not run it from here."""
+    adapter = known_adapter(config)
+    return None if adapter is None else adapter.gguf.get(config.model_type)
 
 
 @checking_arguments

@@ -199,7 +199,8 @@ def export(
             that library; no encoder-decoders), "openvino", "executorch" (no models that generate; texts as long as the
             model reads, as many at a time as the first batch has, since memory is planned for them), "ctranslate2"
             (heads of a site get one width; what is missing is filled with zeros, and listed), "gguf" (llama.cpp: heads
-            of one width, and the same number of them for each key head of a block; the rest is refused), or
+            of one width, and the same number of them for each key head of a block, and in some families the same sizes
+            in all blocks; the rest is refused), or
             "transformers" (a checkpoint that loads without this package, and that other tools read; what its config
             cannot say is refused).
         tokenizer: the tokenizer or processor, saved beside the model; CTranslate2's vocabulary is made from it, and the

@@ -107,7 +107,7 @@ class Pooling(nn.Module):
         expect(size == width, "embedding_dimension of the pooling", size, f"{width}, the width of the transformer")
         flags = tuple(mode for field, mode in FLAGS.items() if config.get(field)) or ("mean",)
         modes = config.get("pooling_mode", flags)
-        self.modes = [modes] if isinstance(modes, str) else modes
+        self.modes: list[str] = [modes] if isinstance(modes, str) else modes
         is_list = isinstance(self.modes, list | tuple) and len(self.modes) > 0
         valid = is_list and all(isinstance(mode, str) and mode in POOLINGS for mode in self.modes)
         expect(valid, "pooling_mode", modes, f"of {', '.join(POOLINGS)}, which a graph can do")
@@ -209,6 +209,11 @@ class SentenceEncoder(nn.Module):
             width = step.width
         self.width = width
         self.requires_grad_(False)
+
+    @property
+    def poolings(self) -> list[str]:
+        """The names of its poolings, which stand beside each other."""
+        return cast(Pooling, self.steps[0]).modes
 
     def forward(self, states: Tensor, mask: Tensor | None) -> Tensor:
         """Return embeddings [B, d], float32, of states [B, T, D] and a mask [B, T]; None for one without padding."""

@@ -138,6 +138,13 @@ READERS = (
         "text = model('Once', max_tokens=16)['choices'][0]['text']\nmodel.close()",
     ),
     Reader(
+        "llama.cpp",
+        ("gguf",),
+        (EMBEDS, RUNS),
+        f"import llama_cpp\n\nmodel = llama_cpp.Llama('{NAME}/model.gguf', embedding=True)\n"
+        "embedding = model.embed('A sentence.')  # normalize=True: of length 1\nmodel.close()",
+    ),
+    Reader(
         "sentence-transformers",
         ("transformers",),
         (EMBEDS,),
@@ -201,7 +208,11 @@ def served_card(
     """
     base, trimmed, kind = base_of(model.config), trimmed_vocabulary(model.config), type(model).__name__
     library = (
-        ENCODERS if is_encoder and to != "ctranslate2" and not per_layer else LIBRARY if to == "transformers" else to
+        ENCODERS
+        if is_encoder and to not in ("ctranslate2", "gguf") and not per_layer
+        else LIBRARY
+        if to == "transformers"
+        else to
     )
     said: dict[str, Any] = {"library_name": library, **base, "tags": [TAG, to]}
     data = ModelCardData(**said)

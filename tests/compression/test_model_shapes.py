@@ -148,8 +148,11 @@ def test_gguf_keeps_the_width_of_heads_and_removes_heads_and_neurons():
 
 def test_what_no_plan_brings_into_llama_cpp_is_refused_before_it_is_measured(monkeypatch):
     monkeypatch.setattr("collab_heads.compression.plan.measure_model", lambda *_, **__: pytest.fail("it was measured"))
-    with pytest.raises(UnsupportedModelError, match=r"is of type 'bert', GGUF is for llama, "):
-        plan(FAMILIES["bert"].build(), batches_of(FAMILIES["bert"]), shape="gguf")
+    with pytest.raises(UnsupportedModelError, match=r"is of type 'distilbert', GGUF is for .*llama, "):
+        plan(FAMILIES["distilbert"].build(), batches_of(FAMILIES["distilbert"]), shape="gguf")
+    for name in ("bert", "gpt2", "qwen3"):
+        with pytest.raises(UnsupportedModelError, match=f"architecture '{name}' .* use shape='uniform'"):
+            plan(FAMILIES[name].build(), batches_of(FAMILIES[name]), shape="gguf")
     model = FAMILIES["llama"].build()
     swap_to_collaborative(model, dim_shared_query_key=HEADS * 4, kind="per_head")
     with pytest.raises(

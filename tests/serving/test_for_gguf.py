@@ -6,61 +6,53 @@ import sys
 import pytest
 import torch
 from changed_heads import change_heads, mix
+from gguf_models import (
+    ENGINE_NOISE,
+    GROUPED,
+    ROUNDED,
+    attention_gone,
+    entry,
+    moved,
+    no_neurons,
+    on_grids,
+    runs,
+    texts,
+    values,
+    written,
+)
 from opening import layers_of
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 from tokenizers_made import FEW, TEXTS, fast
 from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaModel,
     MistralConfig,
     MistralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
 
 from collab_heads import compress, export, prune_heads, prune_neurons, swap_to_collaborative, trim_vocabulary
 from collab_heads.adapters.llama import LlamaAdapter
-from collab_heads.base.extras import is_installed
 from collab_heads.errors import ArgumentError, ModelStateError, UnsupportedModelError
 from collab_heads.fitting.weight_grid import nearest_on_grid
 from collab_heads.layers.weight_grid import WEIGHT_BITS
-from collab_heads.serving import for_gguf
-from collab_heads.serving.for_gguf import FILE, Gguf
-from collab_heads.serving.gguf_checks import check_site, check_tokenizer, form_for
+from collab_heads.serving import gguf_tokenizers
+from collab_heads.serving.for_gguf import FILE
+from collab_heads.serving.gguf_checks import check_site, form_for
+from collab_heads.serving.gguf_tokenizers import check_tokenizer
 
 gguf = pytest.importorskip("gguf", reason="pip install gguf")
-runs = pytest.mark.skipif(not is_installed("llama_cpp"), reason="pip install llama-cpp-python")
 
-FORM = LlamaAdapter.gguf
-ENGINE_NOISE = 1e-5  # float32 in another engine, of the largest logit
-ROUNDED = 0.2  # what weights of few bits multiply has eight; seen: 0.1, while the weights themselves are equal
-GROUPED = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
-GROUPED |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
-GROUPED |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+FORM = LlamaAdapter.gguf["llama"]
 DECODERS = {
     "Llama": lambda: LlamaForCausalLM(LlamaConfig(**GROUPED)),
     "Mistral": lambda: MistralForCausalLM(MistralConfig(**GROUPED, sliding_window=None)),
     "Qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**GROUPED)),
 }
-
-
-def build(name):
-    """A seeded model whose biases and norms are far from zero and one."""
-    torch.manual_seed(0)
-    model = DECODERS[name]().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter += 0.2 * torch.randn_like(parameter)
-    return model
-
-
-def texts():
-    tokens = torch.randint(5, 60, (8, 12), generator=torch.Generator().manual_seed(0))
-    return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
 
 
 def pruned(model):
@@ -84,15 +76,6 @@ def neurons_gone(model):
     prune_neurons(model, [texts()], keep={first.path: 41, second.path: 30})
 
 
-def attention_gone(model, layer):
-    site = layers_of(model).attention[layer]
-    prune_heads(model, heads={site.path: [*range(site.num_heads)]})
-
-
-def no_neurons(model, layer):
-    prune_neurons(model, [texts()], keep={layers_of(model).feed_forwards[layer].path: 0})
-
-
 def last_gone(model):
     attention_gone(model, 1)
     no_neurons(model, 1)
@@ -101,6 +84,11 @@ def last_gone(model):
 def all_gone(model):
     one_layer_gone(model)
     last_gone(model)
+
+
+def build(name):
+    """A seeded model whose biases and norms are far from zero and one."""
+    return moved(DECODERS[name])
 
 
 CHANGES = {
@@ -118,32 +106,6 @@ CHANGES = {
     "gated": lambda model: change_heads(model, "gated"),
     "mixed": mix,
 }
-
-
-def on_grids(model, bits):
-    """Put all linear maps and embeddings of a model on a grid, in place."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
-            module.weight.data = nearest_on_grid(module.weight.data, bits).weight()
-            setattr(module, WEIGHT_BITS, bits)
-    return model
-
-
-def written(model, folder, **options):
-    """Write a model without running it, and return the reader of the file and the notes."""
-    notes = Gguf().write(model, folder, texts(), **{"tokenizer": None, "int8": False} | options)
-    return gguf.GGUFReader(folder / FILE), notes
-
-
-def values(reader):
-    """Return the values of the weights in a file by name, and their types."""
-    found = {each.name: gguf.quants.dequantize(each.data, each.tensor_type) for each in reader.tensors}
-    kinds = {each.tensor_type.name for each in reader.tensors}
-    return {name: torch.tensor(each) for name, each in found.items()}, kinds
-
-
-def entry(reader, name):
-    return next(field.contents() for key, field in reader.fields.items() if key.endswith(name))
 
 
 BY_DEFAULT = {("Qwen2", "key heads gone"), ("Mistral", "stock")} | {("Llama", change) for change in CHANGES}
@@ -302,18 +264,22 @@ def test_heads_that_it_does_not_have_are_refused(change, message):
     change(model)
     with pytest.raises(ModelStateError, match=message):
         for site in layers_of(model).attention:
-            check_site(site)
+            check_site(site, FORM)
 
 
 @pytest.mark.parametrize(
     ("model", "message"),
     [
         (
-            lambda: GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64)),
-            "GPT2LMHeadModel is of type 'gpt2'",
+            lambda: OPTForCausalLM(
+                OPTConfig(
+                    hidden_size=32, word_embed_proj_dim=32, num_attention_heads=2, num_hidden_layers=1, vocab_size=64
+                )
+            ),
+            "OPTForCausalLM is of type 'opt'",
         ),
         (lambda: LlamaModel(LlamaConfig(**GROUPED)), "LlamaModel does not predict tokens"),
-        (lambda: LlamaForCausalLM(LlamaConfig(**GROUPED, hidden_act="gelu")), "activation 'gelu'"),
+        (lambda: LlamaForCausalLM(LlamaConfig(**GROUPED, hidden_act="gelu")), "has hidden_act=.gelu."),
         (
             lambda: LlamaForCausalLM(
                 LlamaConfig(**GROUPED, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0})
@@ -382,7 +348,7 @@ def test_the_engine_cuts_texts_into_the_same_tokens(pre, tmp_path):
 @runs
 def test_other_tokens_in_the_engine_are_an_error(monkeypatch, tmp_path):
     tokenizer = byte_level(texts=[*TEXTS, "12 123 12345 " * 20])
-    monkeypatch.setattr(for_gguf, "cut_as", lambda given, form: "smollm")
+    monkeypatch.setattr(gguf_tokenizers, "cut_as", lambda given, form: "smollm")
     with pytest.raises(UnsupportedModelError, match=r"llama\.cpp cuts"):
         export(model_for(tokenizer), tmp_path / "out", to="gguf", tokenizer=tokenizer)
     assert not (tmp_path / "out").exists()
