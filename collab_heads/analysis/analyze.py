@@ -49,6 +49,7 @@ PHASES = (
     ("measuring vectors", 2),
     ("propagating relevance", 4),
     ("measuring heads", 2),
+    ("measuring the stream", 2),
     ("measuring contributions", 8),
     ("leaving heads out", 16),
     ("removing heads", 4),

@@ -21,9 +21,16 @@ from collab_heads.model.refusals import (
 from collab_heads.model.site_size import site_size
 from collab_heads.running.batches import NoticingFew
 
+PHASES = (
+    ("measuring heads", 1),
+    ("finding readers", 0.1),
+    ("measuring the stream", 1),
+    ("refitting outputs", 1),
+)
+
 
 @checking_arguments
-@one_bar("prune_heads", (("measuring heads", 1), ("refitting outputs", 1)))
+@one_bar("prune_heads", PHASES)
 def prune_heads(
     model: PreTrainedModel,
     batches: Iterable[Mapping] | None = None,
