@@ -6,7 +6,8 @@ import commands
 import pytest
 import torch
 
-from collab_heads.command.inputs import batches_of, load, longest, own_translations, read_data
+from collab_heads.command.inputs import batches_of, load, longest, own_translations
+from collab_heads.command.texts import read_data
 from collab_heads.errors import ArgumentError
 
 
