@@ -211,7 +211,7 @@ def tried(task: Task, candidate: Candidate, device: str) -> Any:
 
 
 class Scored(NamedTuple):
-    """What a model answered, the size of its weights in 10^6 bytes, and the seconds of the first examples."""
+    """The answers of a model, the size of its weights in 10^6 bytes, and the seconds of the first examples."""
 
     answers: Any
     megabytes: float

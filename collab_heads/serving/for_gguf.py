@@ -83,7 +83,7 @@ class Gguf(Target):
     def compare(self, model, folder, batches, tokenizer):
         """Compare, without padding, logits and greedy tokens after every text, or its states or its embedding.
 
-        How both cut a text into tokens is compared, too.
+        The tokens into which both cut a text are compared, too.
         """
         inputs, found = [without_labels(batch) for batch in batches], Differences()
         rows = [row for batch in inputs for row in rows_of(batch)]

@@ -105,7 +105,7 @@ def test_weights_on_grids_run_as_they_are(family, bits, tmp_path):
 
 @pytest.mark.parametrize(("bits", "kind"), [(4, "Q4_0"), (8, "Q8_0")])
 def test_weights_on_grids_are_written_exactly(bits, kind, tmp_path):
-    """What is fused stays so; positions are added in float32."""
+    """Fused projections stay fused; positions are added in float32."""
     model = on_grids(build("GPT-2"), bits)
     fewer_neurons(model)
     reader, _ = written(model, tmp_path)

@@ -1,4 +1,4 @@
-"""What `export` wrote for CTranslate2 translates as PyTorch does, in `evaluate`; a folder of others is checked."""
+"""Exports for CTranslate2 translate as PyTorch does, in `evaluate`; a folder of others is checked."""
 
 import copy
 import json
