@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
-from collab_heads.base.checks import MAX_SIZE, is_index
+from collab_heads.base.checks import MAX_SIZE, is_index, is_number
 from collab_heads.base.extras import check_extra
 from collab_heads.errors import DataError, ModelStateError, UnsupportedModelError
 from collab_heads.files.folders import damage
@@ -22,6 +22,7 @@ from collab_heads.serving.target import first_line
 from collab_heads.sites.state import expect
 
 WEIGHTS = "model.bin"  # as CTranslate2 names the file
+MOST_BEAMS = 1024  # each takes memory of its own
 
 
 class ServedTranslator(PreTrainedModel):
@@ -47,7 +48,7 @@ class ServedTranslator(PreTrainedModel):
         self.generation_config = GenerationConfig()
         if (folder / GENERATION).exists():
             with naming(folder / GENERATION):
-                self.generation_config = GenerationConfig.from_dict(read_json(folder, GENERATION))
+                self.generation_config = checked(GenerationConfig.from_dict(read_json(folder, GENERATION)), tokenizer)
         with naming(folder / CONFIG):
             stored = read_json(folder, CONFIG)
             self.begins = stored.get("decoder_start_token", "") is not None
@@ -112,6 +113,20 @@ class ServedTranslator(PreTrainedModel):
             tokens: of the vocabulary.
         """
         return [self.numbers.get(token, self.tokenizer.unk_token_id) for token in tokens]
+
+
+def checked(config: GenerationConfig, tokenizer: Any) -> GenerationConfig:
+    """Return the settings of a search, or raise ConfigError for one that the engine cannot read, or not in memory."""
+    for name, most in (("num_beams", MOST_BEAMS), ("no_repeat_ngram_size", MAX_SIZE)):
+        value = getattr(config, name)
+        expect(value is None or is_index(value, most + 1), name, value, f"a whole number up to {most}")
+    for name in ("length_penalty", "repetition_penalty"):
+        value = getattr(config, name)
+        expect(value is None or is_number(value), name, value, "a number")
+    for name in ("decoder_start_token_id", "forced_bos_token_id"):
+        value = getattr(config, name)
+        expect(value is None or is_index(value, len(tokenizer)), name, value, "a token of the vocabulary")
+    return config
 
 
 def is_converted(folder: Path) -> bool:

@@ -73,10 +73,14 @@ def test_a_folder_is_checked_before_the_engine_reads_it(original, served, tmp_pa
         ("model.bin", b"no model", "model.bin"),
         ("config.json", b'{"max_position_embeddings": -1}', "config.json"),
         ("generation_config.json", b"{", "generation_config.json"),
+        ("generation_config.json", b'{"num_beams": 1000000000}', "generation_config.json .*num_beams is 1000000000"),
+        ("generation_config.json", b'{"num_beams": "many"}', "generation_config.json .*num_beams is 'many'"),
+        ("generation_config.json", b'{"length_penalty": "x"}', "generation_config.json .*length_penalty is 'x'"),
+        ("generation_config.json", b'{"forced_bos_token_id": 99999}', "generation_config.json .*forced_bos_token_id"),
     ):
-        damaged = shutil.copytree(served, tmp_path / name)
+        damaged = shutil.copytree(served, tmp_path / f"{len(list(tmp_path.iterdir()))}")
         (damaged / name).write_bytes(content)
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=name):
             ServedTranslator(damaged, tokenizer)
         (damaged / "manifest.json").unlink()  # as of a folder of other origin
         with pytest.raises((DataError, UnsupportedModelError), match=said if "json" in name else "no translation"):
