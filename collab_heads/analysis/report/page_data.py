@@ -12,6 +12,8 @@ from torch import Tensor
 
 from collab_heads.analysis.measures.sentences import AttentionExample
 from collab_heads.analysis.report.measurements import HeadMeasurements, Scores, group_name
+from collab_heads.analysis.report.scales import scale_of
+from collab_heads.analysis.report.words import words_of
 from collab_heads.analysis.roles.labels import role_kind
 from collab_heads.plots.head_maps import KINDS, NONE
 from collab_heads.plots.token_maps import token_text
@@ -132,7 +134,8 @@ def sentence_data(
 
     Returns:
         tokens: side -> the tokens; all of them, unless there are more than `MOST_WEIGHTS` weights. length: side -> the
-        number of all tokens. power: 2 or 1, of a byte / 255, which gives the weight. maps: the bytes [H, T, S] of site
+        number of all tokens. words: side -> the words that these tokens are pieces of, see `words_of`; only sides of
+        which they are known. power: 2 or 1, of a byte / 255, which gives the weight. maps: the bytes [H, T, S] of site
         after site, compressed with zlib, in base64.
     """
     longest = max(map(len, example.tokens.values()), default=0)
@@ -143,9 +146,12 @@ def sentence_data(
         (weights[:, :longest, :longest] ** (1 / power) * STEPS).round().to(torch.uint8).contiguous().numpy().tobytes()
         for weights, _, _ in (example.of(site) for site in sites)
     )
+    texts = {side: [text(token) for token in tokens[:longest]] for side, tokens in example.tokens.items()}
+    words = {side: words_of(tokens[:longest], texts[side]) for side, tokens in example.tokens.items()}
     return {
-        "tokens": {side: [text(token) for token in tokens[:longest]] for side, tokens in example.tokens.items()},
+        "tokens": texts,
         "length": {side: len(tokens) for side, tokens in example.tokens.items()},
+        "words": {side: found for side, found in words.items() if found and len(found["starts"]) < len(texts[side])},
         "power": power,
         "maps": base64.b64encode(zlib.compress(packed, LEVEL)).decode(),
     }
@@ -227,11 +233,15 @@ def measures_of(report: HeadMeasurements) -> dict[str, Scores]:
 
 
 def described(name: str, scores: Scores) -> dict[str, Any]:
-    """Return a measure's names, what it means, and the ends of its scale."""
-    values = torch.cat([each.double().flatten() for each in scores.values()])
-    legend = LEGENDS[SECTIONS.get(name, name)]
-    ends = [rounded(values.min()), rounded(values.max())]
-    return {"name": name.replace("_", " "), "title": measure_title(name), "legend": legend, "ends": ends}
+    """Return a measure's names, what it means, and the scale of its colours."""
+    scale = scale_of(torch.cat([each.double().flatten() for each in scores.values()]))
+    return {
+        "name": name.replace("_", " "),
+        "title": measure_title(name),
+        "legend": LEGENDS[SECTIONS.get(name, name)],
+        "scale": scale.name,
+        "stops": [rounded(stop) for stop in scale.stops],
+    }
 
 
 def site_data(report: HeadMeasurements, site: AttentionSite) -> dict[str, Any]:
