@@ -269,7 +269,7 @@ class Analysis:
                 syntax=syntax,
                 thresholds=options.thresholds,
             )
-            self.notes += self.results["roles"].warnings
+            self.notes += [*self.results["roles"].habits(), *self.results["roles"].warnings]
 
     def pass_over(self, part: str, batches: Iterable[Mapping], observers: Sequence[Observer], what: str) -> None:
         self.timed(part, observe, self.model, batches, observers, exclude=self.excluded, what=what)

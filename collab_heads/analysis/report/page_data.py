@@ -63,8 +63,8 @@ LEGENDS = {
     "heads": "Every head that the model has now, by the numbers of the original model.",
     "roles": "By default, positional: the largest weight falls on one relative position for at least 90 "
     "% of the tokens. First token: it falls on the first token of the sequence for at least half of the "
-    "tokens after it; such a head looks nowhere in particular and is not positional. Rare tokens: in "
-    "the first layer, it falls on the rarest token of the "
+    "tokens after it, and 25 points more often than with the median head and by chance; a head that looks there "
+    "for half of the tokens is not positional. Rare tokens: in the first layer, it falls on the rarest token of the "
     "sentence for at least half of them. Syntactic: it finds the other end of a dependency at "
     "least 10 points more often than the best fixed offset does, from dependent to head or back "
     "(Voita et al. 2019).",
