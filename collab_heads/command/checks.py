@@ -294,8 +294,8 @@ def analyze(args: Namespace) -> None:
         collab-heads analyze Helsinki-NLP/opus-mt-de-en --data dev.de.gz dev.en.gz --output_dir report
 
     Text files have a sentence a line; gzipped where the name ends in .gz. A translation model takes two, or one and its
-    own translations. Labelled examples: `collab-heads glue --analyze`. Without matplotlib the page has no curves and
-    distributions, and there are no pictures beside it.
+    own translations. `--sentences` shows the attention in sentences of your choice. Labelled examples: `collab-heads
+    glue --analyze`. Without matplotlib the page has no curves and distributions, and there are no pictures beside it.
     """
     for part in args.parts or ():
         check_choice("part", part, REPORT_PARTS)

@@ -320,6 +320,11 @@ COMMANDS = {
                 of=ANALYZE,
                 option="num_examples",
             ),
+            flag(
+                "--sentences FILE...",
+                "text file with sentences of your choice, whose attention is shown before that of the examples; of a "
+                "translation model two, or one and its own translations; long ones are shown in pieces",
+            ),
             flag("--all_heads", "print a row per head, below the summary"),
             *RUNNING,
         ),

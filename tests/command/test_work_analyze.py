@@ -42,6 +42,17 @@ def test_an_encoder_reads_text(bert, tmp_path, capsys, no_pictures):
     assert tokens == sum(len(row) - 1 for row in ids)  # [SEP] does not count, [CLS] does
 
 
+def test_sentences_of_the_users_choice(bert, tmp_path):
+    """They are shown first, whole, and no measure counts them."""
+    data = write_lines(tmp_path / "text.txt", ["the dog runs", "a cat"])
+    chosen = write_lines(tmp_path / "chosen.txt", ["one two three four five six", ""])
+    plain, report = (run([str(bert), "--data", data, *PARTS, *more]) for more in ((), ("--sentences", chosen)))
+    (example,) = report.examples
+    assert example.chosen and len(example.tokens["encoder"]) == 8 and report.statistics == plain.statistics
+    with pytest.raises(DataError, match="nothing"):
+        run([str(bert), "--data", data, "--sentences", "nothing"])
+
+
 def test_the_summary_comes_first_and_a_row_per_head_when_asked_for(bert, tmp_path, capsys):
     text = write_lines(tmp_path / "text.txt", ["the dog runs", "a cat"])
     argv = [str(bert), "--data", text, "--parts", "statistics", "reconstruction", "--examples", "0"]
@@ -70,6 +81,18 @@ def test_sentences_that_are_too_long_are_cut_and_counted(bert, tmp_path, capsys)
     assert "(this model reads no more)" in capsys.readouterr().out
     with pytest.raises(ArgumentError, match="--max_length: 2 tokens leave no room for text"):
         run([str(bert), "--data", text, *PARTS, "--max_length", "2"])
+
+
+def test_sentences_for_a_translation_model(marian, pairs, tmp_path):
+    """Pairs, or its own translations."""
+    one, other = (write_lines(tmp_path / name, [text]) for name, text in (("one", "a a"), ("other", "a a a")))
+    (both,), (alone,) = (
+        run([marian, "--data", *pairs, *PARTS, "--sentences", *files]).examples for files in ((one, other), (one,))
+    )
+    tokenizer = load(commands.parse("analyze", marian, "--data", one)).tokenizer
+    target = tokenizer.convert_ids_to_tokens(tokenizer(text_target="a a a")["input_ids"])
+    assert both.tokens["decoder"][1:] == tuple(target[:-1]) and both.tokens["encoder"] == alone.tokens["encoder"]
+    assert both.chosen and alone.chosen
 
 
 @pytest.mark.slow

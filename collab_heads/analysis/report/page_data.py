@@ -214,7 +214,14 @@ def page_data(report: HeadMeasurements) -> dict[str, Any]:
         "sites": [site_data(report, site) for site in report.sites],
         "heads": [head_data(report, head, measures) for head in heads_of(report)],
         "sentences": [sentence_data(example, report.sites, shown) for example in report.examples],
+        "first": first_shown(report),
     }
+
+
+def first_shown(report: HeadMeasurements) -> int:
+    """Return the place of the sentence that is shown first: the first that was chosen, or the one of middle length."""
+    chosen = [place for place, example in enumerate(report.examples) if example.chosen]
+    return chosen[0] if chosen else max(0, (len(report.examples) - 1) // 2)
 
 
 def group_order(name: str) -> tuple[int, str]:

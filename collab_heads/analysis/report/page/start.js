@@ -1,7 +1,7 @@
 // Put the parts into the page.
 
 if (HEADS) {
-  state.sentence = Math.max(0, Math.floor((DATA.sentences.length - 1) / 2)); // of middle length
+  state.sentence = DATA.first;
   const linked = headNamed(location.hash);
   state.head = linked >= 0 ? linked : Math.max(0, HEADS.findIndex((head) => head.labels.length));
   const hint = "In every map a row is a layer and a column is a head. Point at a head to see its numbers and the same head in all maps; click, or press Enter, to open it.";
