@@ -70,7 +70,7 @@ def test_how_long_a_piece_is():
     text = "the dog " * 100
     batches, notes = chosen_batches(model, tokenizer, [text])
     assert max(batch["input_ids"].shape[1] for batch in batches) == model.config.max_position_embeddings < LONGEST
-    assert notes == [f"the sentence {text[:39] + '…'!r} is shown in {len(batches)} pieces of 64 tokens"]
+    assert notes == [f"the sentence {text[:39] + '…'!r} is shown in {len(batches)} pieces of at most 64 tokens"]
     model.config.max_position_embeddings = tokenizer.model_max_length = 10**6
     longer, _ = chosen_batches(model, tokenizer, [text * 10])
     assert max(batch["input_ids"].shape[1] for batch in longer) == LONGEST

@@ -14,7 +14,7 @@ from collab_heads.analysis.measures.sentences import AttentionExample
 from collab_heads.analysis.report.measurements import HeadMeasurements, Scores, group_name
 from collab_heads.analysis.report.scales import scale_of
 from collab_heads.analysis.report.words import words_of
-from collab_heads.analysis.roles.labels import role_kind
+from collab_heads.analysis.roles.labels import HeadRoles, role_kind
 from collab_heads.plots.head_maps import KINDS, NONE
 from collab_heads.plots.token_maps import token_text
 from collab_heads.running.batches import sides
@@ -204,7 +204,7 @@ def page_data(report: HeadMeasurements) -> dict[str, Any]:
     measures = measures_of(report)
     return {
         "measures": [described(name, scores) for name, scores in measures.items()],
-        "roles": None if report.roles is None else {"title": TITLES["roles"], "legend": LEGENDS["roles"]},
+        "roles": None if report.roles is None else {"title": TITLES["roles"], "legend": role_legend(report.roles)},
         "kinds": {
             name: {"colour": None if name == NONE else colour, "letter": letter}
             for name, (colour, letter) in KINDS.items()
@@ -216,6 +216,10 @@ def page_data(report: HeadMeasurements) -> dict[str, Any]:
         "sentences": [sentence_data(example, report.sites, shown) for example in report.examples],
         "first": first_shown(report),
     }
+
+
+def role_legend(roles: HeadRoles) -> str:
+    return " ".join([LEGENDS["roles"], *(f"{line}." for line in roles.habits())])
 
 
 def first_shown(report: HeadMeasurements) -> int:
