@@ -54,7 +54,9 @@ def chosen_batches(
                 )
             pieces = pieces_of(tokenizer, sentence, most)
             if len(pieces) > 1:
-                notes.append(f"the sentence {beginning(sentence)!r} is shown in {len(pieces)} pieces of at most {most} tokens")
+                notes.append(
+                    f"the sentence {beginning(sentence)!r} is shown in {len(pieces)} pieces of at most {most} tokens"
+                )
             batches += pieces
         else:
             batches.append(pair_inputs(model, tokenizer, sentence, place, most))
