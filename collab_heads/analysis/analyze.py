@@ -10,7 +10,13 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.analysis.chosen_sentences import Chosen, chosen_batches
-from collab_heads.analysis.measures.ablation import Evaluate, ablation_curve, leave_one_out, mean_loss
+from collab_heads.analysis.measures.ablation import (
+    Evaluate,
+    ablation_curve,
+    leave_one_out,
+    mean_loss,
+    without_heads,
+)
 from collab_heads.analysis.measures.passes import Observer, observe
 from collab_heads.analysis.measures.sentences import (
     AttentionExamples,
@@ -26,6 +32,7 @@ from collab_heads.analysis.relevance.head_relevance import head_relevance
 from collab_heads.analysis.relevance.sides import sides_of
 from collab_heads.analysis.report.head_report import HeadReport
 from collab_heads.analysis.report.measurements import IMPORTANCE
+from collab_heads.analysis.report.savings import cheapest
 from collab_heads.analysis.roles.head_roles import excluded_queries, rare_observer, syntax_observer
 from collab_heads.analysis.roles.labels import RoleThresholds, roles_from_measures
 from collab_heads.analysis.roles.positional import Positional
@@ -340,6 +347,9 @@ class Analysis:
             higher_is_better=options.higher_is_better,
         )
         report = replace(report, ablation=ablation)
+        if (cheap := cheapest(report)) is not None and cheap.heads:
+            with without_heads(self.model, cheap.by_path()):
+                report = replace(report, without_cheapest=float(self.timed("cheapest", evaluate, self.model)))
         return replace(report, curves=self.timed("curves", self.curves, report, evaluate))
 
     def curves(self, report: HeadReport, evaluate: Evaluate) -> dict[str, list[tuple[int, float]]]:

@@ -256,6 +256,7 @@ def run_analyze(args: Namespace) -> HeadReport:
     sentences = read_conllu(args.treebank) if args.treebank else None
     texts = {side: lines[: args.samples] for side, lines in read_data(args).items()}
     chosen = read_data(Namespace(**{**vars(args), "data": args.sentences})) if args.sentences else None
+    task = examples(args)
     model, tokenizer, _ = load(args)
     report = analyze_heads(
         model,
@@ -265,6 +266,9 @@ def run_analyze(args: Namespace) -> HeadReport:
         treebank=sentences,
         num_examples=args.examples,
         sentences=() if chosen is None else chosen_sentences(args, model, tokenizer, chosen),
+        evaluate=None if task is None else lambda model: task.SIGN * score_of(task, tokenizer, model),
+        metric="loss" if task is None else task.name,
+        higher_is_better=task is not None and task.SIGN > 0,
         prefixes=args.prefixes or "reference",
         compare_with=args.compare_with or (),
         data=", ".join(map(portable_name, args.data)),
