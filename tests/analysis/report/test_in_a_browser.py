@@ -112,7 +112,7 @@ def test_few_tabs_lead_to_the_maps(page):
     assert page.value(f"{ACTIVE}.getBoundingClientRect().left") >= 0
     page.press("Enter")
     assert page.value(f"{ACTIVE}.dataset.head === document.querySelector('#maps .open').dataset.head")
-    page.click("#maps button[data-head='3']")
+    page.click("#all tbody tr:nth-child(4) td:nth-child(5)")
     assert page.value("document.querySelector('#maps [data-head][tabindex=\"0\"]').dataset.head") == "3"
     page.value("document.querySelector('.skip a:nth-child(2)').focus()")
     page.press("Enter")
