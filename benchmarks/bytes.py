@@ -6,17 +6,19 @@ r"""Spend a budget of megabytes on width and on bits, in one plan: all-MiniLM-L6
 
 A draw is 2,048 sentences, as many of each kind of `calibration.py`, and the seed of all that follows. Only "distilled"
 is trained, on its grids: 300 steps of 32 of 10,000 other such sentences, without labels. "compress, 8, 4 and 3 bits" is
-`compress(model, batches, "10MB", bits=(8, 4, 3))`; "bits alone" is the same with no part that becomes smaller
-(`parts=()`), and has no row for a size that three bits of all weights exceed. "8 bits", "4 bits" and "3 bits" put every
-weight and every embedding on one grid (GPTQ, embeddings rounded; `bits_alone.py`); "half of the layers, N bits" does so
-after `compress(model, batches, 0.5)`. "export, int8" is `export(model, folder, int8=True)` of the original to ONNX
-Runtime or OpenVINO; "layers in 8 bits" does so after `compress(model, batches, "10MB", bits=8, table_bits=(8, 4))`,
-whose layers all run in integers; "by time" gives the layers a fifth of their time in ONNX Runtime in float32, and the
-tables what is left of the size. ONNX Runtime and NNCF quantise the original, and run it in their own engine
-(`bits_of_peers.py`); those that take no data have one row. Megabytes (10^6 bytes) are those of all weights in a
-checkpoint, or in the file that a peer writes. Scores, flips and neighbours are those of `real_encoder.py`. The times of
-what runs in an engine are for 1 x 16 and 32 x 64 random tokens on one thread, in turns with the original in PyTorch, as
-a share of its time; they and the seconds are the processor's. Rows are kept as they come, in WORK/bytes.jsonl.
+`compress(model, batches, "10MB", bits=(8, 4, 3))`; "trimmed" does so, in 5.5 MB, after `trim_vocabulary` has kept half
+of the tokens, by the sentences of all kinds that no task has, and is distilled from the original, which reads its own
+tokens; "bits alone" is the same with no part that becomes smaller (`parts=()`), and has no row for a size that three
+bits of all weights exceed. "8 bits", "4 bits" and "3 bits" put every weight and every embedding on one grid (GPTQ,
+embeddings rounded; `bits_alone.py`); "half of the layers, N bits" does so after `compress(model, batches, 0.5)`.
+"export, int8" is `export(model, folder, int8=True)` of the original to ONNX Runtime or OpenVINO; "layers in 8 bits"
+does so after `compress(model, batches, "10MB", bits=8, table_bits=(8, 4))`, whose layers all run in integers; "by time"
+gives the layers a fifth of their time in ONNX Runtime in float32, and the tables what is left of the size. ONNX Runtime
+and NNCF quantise the original, and run it in their own engine (`bits_of_peers.py`); those that take no data have one
+row. Megabytes (10^6 bytes) are those of all weights in a checkpoint, or in the file that a peer writes. Scores, flips
+and neighbours are those of `real_encoder.py`. The times of what runs in an engine are for 1 x 16 and 32 x 64 random
+tokens on one thread, in turns with the original in PyTorch, as a share of its time; they and the seconds are the
+processor's. Rows are kept as they come, in WORK/bytes.jsonl.
 """
 
 import argparse
@@ -30,17 +32,18 @@ from pathlib import Path
 import torch
 from bits_alone import on_grid
 from bits_of_peers import GRAPHS, PEERS, WITH_DATA, WITH_SIZE, written
-from calibration import SCORES
+from calibration import COUNTS, SCORES
 from real_encoder import CALIBRATION, STEPS, UNLABELLED, Encoder, Judged
 from torch import nn
 from transformers.utils import logging
 
-from collab_heads import compress, distill, export, load_exported, plan
+from collab_heads import compress, distill, export, load_exported, plan, trim_vocabulary
 from collab_heads.errors import ArgumentError
 from collab_heads.model.site_size import num_bytes
-from common import RowStore, compressed_copy, interleaved, minilm
+from common import WORK, RowStore, compressed_copy, interleaved, minilm
 
 SIZES = (13.0, 10.0, 7.5)  # megabytes
+TRIMMED, TRIMMED_SIZES = "trimmed, ", (5.5,)
 BITS = (8, 4, 3)
 SHARE = 0.2  # of the time of the layers in ONNX Runtime in float32: that of the plan for 10 MB
 RATE = 0.005  # of distillation: 60 steps at 0.01 do as well, at 0.02 they diverge
@@ -54,10 +57,16 @@ COLUMNS |= dict.fromkeys(TIMES, ".2f")
 
 
 class Draw:
-    """The calibration of one draw."""
+    """The calibration of one draw.
 
-    def __init__(self, encoder: Encoder, number: int):
-        self.encoder, self.number = encoder, number
+    Args:
+        encoder: the encoder that is made smaller.
+        number: of the draw.
+        original: the encoder before its vocabulary was trimmed, if it was.
+    """
+
+    def __init__(self, encoder: Encoder, number: int, original: Encoder | None = None):
+        self.encoder, self.number, self.original = encoder, number, original or encoder
 
     @functools.cached_property
     def batches(self) -> list[dict]:
@@ -69,6 +78,18 @@ class Draw:
         started = time.process_time()
         made = plan(self.encoder.load(), self.batches, seed=self.number, **options)
         return made, time.process_time() - started
+
+
+def trimmed(encoder: Encoder) -> Encoder:
+    """Return an encoder with half of its tokens, those that sentences use most which no task has."""
+    folder = WORK / "bytes" / f"trimmed-{encoder.load().config.hidden_size}"
+    if not folder.exists():
+        model, texts = encoder.load(), [text for name in COUNTS if name != "mixed" for text in encoder.kind(name)]
+        tokenizer, report = trim_vocabulary(model, encoder.task.tokenizer, texts, keep=0.5)
+        print(report, flush=True)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return Encoder(str(folder))
 
 
 def solved(draw: Draw, size: float, **options: object) -> tuple[nn.Module, dict]:
@@ -92,8 +113,11 @@ def solved_by_time(draw: Draw, size: float, *, share: float) -> tuple[nn.Module,
 def distilled(draw: Draw, size: float, **options: object) -> tuple[nn.Module, dict]:
     """Solve a plan for a size, and distil the model on its grids."""
     model, more = solved(draw, size, **options)
-    batches, started = draw.encoder.draw("mixed", UNLABELLED, draw.number), time.process_time()
-    report = distill(model, draw.encoder.load(), batches, STEPS, learning_rate=RATE, seed=draw.number)
+    batches, options = draw.encoder.draw("mixed", UNLABELLED, draw.number), {"learning_rate": RATE, "seed": draw.number}
+    if draw.original is not draw.encoder:
+        options["original_batches"] = draw.original.draw("mixed", UNLABELLED, draw.number)
+    started = time.process_time()
+    report = distill(model, draw.original.load(), batches, STEPS, **options)
     errors = [each.total(1.0) for each in (report.before, report.after)]
     return model, {"seconds": more["seconds"] + time.process_time() - started, "held out": errors}
 
@@ -144,6 +168,7 @@ METHODS |= {
 }
 METHODS["layers in 8 bits by time, int8"] = functools.partial(METHODS["export, int8"], make=solved_by_time, share=SHARE)
 METHODS["layers in 8 bits, int8, distilled"] = functools.partial(METHODS["layers in 8 bits, int8"], make=distilled)
+METHODS |= {f"{TRIMMED}{name}": METHODS[name] for name in METHODS if name.startswith("compress")}
 METHODS |= PEERS
 SIZED = (*(name for name in METHODS if "and 3" in name or "layers in" in name), *WITH_SIZE)
 SERVED = (*(name for name in METHODS if "int8" in name), *PEERS)
@@ -189,11 +214,14 @@ def measure(arguments: argparse.Namespace, store: RowStore) -> None:
     name = "all-MiniLM-L6-v2" if arguments.model == minilm() else name
     original = original_of(encoder, store, name)
     there = {(row["model"], row["method"], row["size"], row["draw"]) for row in store.rows}
+    drawn, trimmed_once = functools.cache(Draw), functools.cache(trimmed)
     for number in arguments.draws:
-        draw = Draw(encoder, number)
         for method in arguments.methods:
-            place = 0 if method in WITHOUT_DRAW else number
-            for size in arguments.sizes if method in SIZED else (None,):
+            is_trimmed = method.startswith(TRIMMED)
+            read = trimmed_once(encoder) if is_trimmed else encoder
+            draw, place = drawn(read, number, encoder), 0 if method in WITHOUT_DRAW else number
+            sizes = TRIMMED_SIZES if is_trimmed else arguments.sizes
+            for size in sizes if method in SIZED else (None,):
                 if (name, method, size, place) in there:
                     continue
                 there.add((name, method, size, place))
@@ -203,7 +231,7 @@ def measure(arguments: argparse.Namespace, store: RowStore) -> None:
                     print(method, size, error, flush=True)
                     continue
                 row = {"model": name, "method": method, "size": size, "draw": place}
-                judged = encoder.judged(model)
+                judged = read.judged(model)
                 if method not in SERVED:
                     row |= {"MB": num_bytes(model) / 1e6, "parameters": model.num_parameters()}
                 else:

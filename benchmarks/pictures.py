@@ -66,7 +66,13 @@ BYTES = {  # label -> the methods of `bytes.py`, colour, marker
     ),
     "NNCF: 8 or 4 bits": (("NNCF, 8 bits", "NNCF, 4 bits", "NNCF, 4 bits, GPTQ"), "#009E73", "^"),
 }
+TYPES = {  # label -> the methods of `real_decoder.py`, colour, marker
+    "compress, width and bits": (("compress, in",), "#000000", "o"),
+    "our grids alone: 8, 4 or 3 bits": (("8 bits alone", "4 bits alone", "3 bits alone"), "#E69F00", "D"),
+    "llama.cpp's types alone": (("Q4_K_M", "IQ4_NL", "Q3_K_M"), "#0072B2", "s"),
+}
 LOST, TIME = ("lost, STS-B", "lost, SST-2", "lost, retrieval"), "time, 1 x 16"
+KINDS_OF_TEXT = ("news", "web", "python", "reviews")
 LAYERS, STEPS = 6, 300  # of MiniLM; of distillation, of dropped layers as of compressed ones
 FORMS = ((1.0, "PyTorch"), (0.5, "PyTorch"), (0.5, "ONNX Runtime, 8 bits"), (0.25, "ONNX Runtime, 8 bits"))
 
@@ -220,6 +226,30 @@ def megabytes() -> Figure:
     return figure
 
 
+def decoder_megabytes() -> Figure:
+    """Draw how much the perplexity of SmolLM2 grows as it takes fewer megabytes, beside bits alone."""
+    figure, panels = plt.subplots(1, 2, figsize=(8, 3.6), layout="constrained")
+    rows = rows_of("real_decoder")
+    original = next(row for row in rows if row["method"] == "original")
+    for label, (begins, colour, marker) in TYPES.items():
+        points = sorted((row for row in rows if row["method"].startswith(begins)), key=lambda row: row["MB"])
+        line = "-" if label.startswith("compress") else ""
+        style = {"color": colour, "marker": marker, "ls": line, "lw": 1, "ms": 5, "label": label}
+        more = [[100 * (row[name] / original[name] - 1) for name in KINDS_OF_TEXT] for row in points]
+        sizes = [row["MB"] for row in points]
+        panels[0].plot(sizes, [each[0] for each in more], **style)
+        panels[1].plot(sizes, [max(each[1:]) for each in more], **style)
+    for panel, title in zip(
+        panels, ("the kind of text that was calibrated on", "the worst of three others"), strict=True
+    ):
+        panel.set(xlabel="megabytes of all weights (538 in float32)", title=title, ylim=(-3, 90))
+        panel.title.set_size(10)
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("more perplexity, %")
+    panels[0].legend(fontsize=7, loc="upper right")
+    return figure
+
+
 def head_worth() -> Figure:
     """Draw how well each measure predicts the harm without a head, a mark for every model, with intervals."""
     figure, panels = plt.subplots(1, 2, figsize=(10, 5.2), layout="constrained", sharey=True)
@@ -244,7 +274,8 @@ def head_worth() -> Figure:
 
 
 DRAWN = {
-    each.__name__: each for each in (efficiency, overview, start, calibration, alternatives, megabytes, head_worth)
+    each.__name__: each
+    for each in (efficiency, overview, start, calibration, alternatives, megabytes, decoder_megabytes, head_worth)
 }
 
 

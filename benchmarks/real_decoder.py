@@ -13,13 +13,15 @@ distance (Gromov et al., 2024), or anywhere by block influence (ShortGPT, Men et
 layers, with what a method adds to them; "parameters" are those of the whole model. The original uses one matrix for its
 tokens and for its output; SliceGPT needs two, which "parameters" shows and its budget does not. "Bits alone" changes no
 size: GPTQ on the same pieces, in blocks of 32 with a half-precision scale each; embeddings are rounded, to 8 bits
-unless the row says otherwise. "Compress, in N MB" spends megabytes on width and on 8, 4 and 3 bits in one plan, with
-texts of its own. "MB" is the size of the weights, in float32 but for these rows.
+unless the row says otherwise. In llama.cpp the weights are in types of its own quantiser, with an importance matrix
+from the same pieces (the packages llama-cpp-python and gguf), and perplexity is that of the engine. "Compress, in N MB"
+spends megabytes on width and on 8, 4 and 3 bits in one plan, with texts of its own. "MB" is the size of the weights, in
+float32 but for these rows.
 
 Perplexity per token, over 48 pieces of 128 tokens each: news (RTE's dev set), web pages and mail (UD English EWT),
-Python's documentation (of the version that runs this), and reviews of films (SST-2's dev set).
-Rows are kept as they come, in WORK/real_decoder.jsonl, and models in WORK/real_decoder/. Seconds are the processor's,
-of the whole method, but those of "distilled" come on top; budgets share a plan, whose seconds count for each.
+Python's documentation (of the version that runs this), and reviews of films (SST-2's dev set). Rows are kept as they
+come, in WORK/real_decoder.jsonl, and models in WORK/real_decoder/. Seconds are the processor's, of the whole method,
+but those of "distilled" come on top; budgets share a plan, whose seconds count for each.
 """
 
 import argparse
@@ -37,6 +39,7 @@ from typing import Any, NamedTuple
 import torch
 from bits_alone import TABLE_BITS, on_grid
 from decoder_peers import flap, replaced, two_stages
+from llama_types import InLlama, in_type
 from osscar import osscar
 from slicegpt import sliced
 from torch import nn
@@ -50,6 +53,7 @@ from common import WORK, RowStore, compressed_copy, lines_of, shared
 
 PIECES, LENGTH, TESTED, AT_ONCE = 64, 128, 48, 16
 STEPS, OWN, PER_STEP = 200, 512, 8  # of a distillation: steps, its own texts, pieces per step
+KINDS = ("Q4_K_M", "IQ4_NL", "Q3_K_M")  # types of llama.cpp
 SIZES = (110, 90, 76)  # megabytes of a plan with bits: 90 and 76 are those of four bits alone
 RATE = 0.003  # twelve steps at 0.01 make the model worse, at 0.003 better
 COLUMNS = {"method": "", "budget": "", "parameters": ",.0f", "MB": ",.0f", "draws": ""}
@@ -93,7 +97,7 @@ class Decoder:
         return [{"input_ids": part} for part in rows.split(AT_ONCE)]
 
     @torch.no_grad()
-    def perplexities(self, model: PreTrainedModel) -> dict[str, float]:
+    def perplexities(self, model: PreTrainedModel | InLlama) -> dict[str, float]:
         """Return the perplexity of every domain."""
         found = {}
         for name, batches in self.tests.items():
@@ -129,7 +133,7 @@ class Draw:
 class Made(NamedTuple):
     """A smaller model, the processor seconds that it took, and more for its row."""
 
-    model: PreTrainedModel
+    model: PreTrainedModel | InLlama
     seconds: float
     more: Mapping[str, float] = MappingProxyType({})
 
@@ -225,6 +229,13 @@ def bits_alone(draw: Draw, budget: float, *, bits: int, table_bits: int = TABLE_
     return Made(model, time.process_time() - started, {"MB": size / 1e6})
 
 
+def in_llama(draw: Draw, budget: float, *, kind: str) -> Made:
+    """Store all weights in a type of llama.cpp, by its own quantiser, and run them there."""
+    model, started = draw.decoder.load(), time.process_time()
+    served, size = in_type(model, draw.decoder.tokenizer, draw.news(), kind, LENGTH)
+    return Made(served, time.process_time() - started, {"MB": size / 1e6})
+
+
 METHODS: dict[str, Callable[[Draw, float], Made]] = {
     "compress": lambda draw, budget: compressed(draw, budget, news=PIECES, own=0),
     "compress, twice as much news": lambda draw, budget: compressed(draw, budget, news=2 * PIECES, own=0),
@@ -244,6 +255,7 @@ METHODS: dict[str, Callable[[Draw, float], Made]] = {
     "4 bits alone, embeddings too": functools.partial(bits_alone, bits=4, table_bits=4),
     "3 bits alone": functools.partial(bits_alone, bits=3),
 }
+METHODS |= {f"{kind} alone, in llama.cpp": functools.partial(in_llama, kind=kind) for kind in KINDS}
 METHODS |= {f"compress, in {size} MB": functools.partial(in_megabytes, size=size) for size in SIZES}
 WITHOUT_BUDGET = {name: None if "MB" in name else 1.0 for name in METHODS if "alone" in name or "MB" in name}
 

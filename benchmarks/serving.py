@@ -23,13 +23,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from compression import SentenceEncoder, Translator, task_of
 from lm import END, PADDING, Text, load, perplexity
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging
 
 from collab_heads import compress, distill, export, load_exported
@@ -79,10 +79,10 @@ class Encoding:
         self.engine = ctranslate2.Encoder(str(folder), intra_threads=1, inter_threads=1)
         self.view = ctranslate2.StorageView
 
-    def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **inputs: Any) -> SimpleNamespace:
+    def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **inputs: Any) -> BaseModelOutput:
         lengths = self.view.from_array(attention_mask.sum(1).to(torch.int32).numpy())
         outputs = self.engine.forward_batch(self.view.from_array(input_ids.to(torch.int32).numpy()), lengths)
-        return SimpleNamespace(last_hidden_state=torch.from_numpy(np.array(outputs.last_hidden_state)))
+        return BaseModelOutput(last_hidden_state=torch.from_numpy(np.array(outputs.last_hidden_state)))
 
 
 class Translating:

@@ -6,8 +6,8 @@ The swap is to R=128 of 384; `compress` is to half of attention, or to half of w
 
 ratio     256 sentences, one thread: processor seconds of the work over those of one forward pass over the same batches,
           in turns; median over the rounds, and the range
-busy      the same swap with torch's own number of threads, alone and beside as many busy processes as the machine has
-          processors less one: wall seconds, in turns
+busy      the same swap, and `compress` of layers, with torch's own number of threads, alone and beside as many busy
+          processes as the machine has processors less one: wall seconds, in turns
 memory    2,000 sentences in a process of its own: peak resident memory, of a forward pass and of each work
 """
 
@@ -106,20 +106,20 @@ def busy(count: int):
             process.wait()
 
 
-def busy_row(batches, rounds: int) -> dict:
-    """Return the ratio of a swap's wall time beside busy processes to that of one alone, with torch's own threads."""
+def busy_row(batches, work: str, rounds: int) -> dict:
+    """Return the ratio of a work's wall time beside busy processes to its time alone, with torch's own threads."""
     others, pairs = max(os.cpu_count() - 1, 1), []
     swap(batches)
     for _ in range(rounds):
-        alone = seconds(time.perf_counter, swap, batches)
+        alone = seconds(time.perf_counter, WORK[work], batches)
         with busy(others):
-            pairs.append((alone, seconds(time.perf_counter, swap, batches)))
+            pairs.append((alone, seconds(time.perf_counter, WORK[work], batches)))
     ratios = [b / a for a, b in pairs]
     return {
         "what": f"alone, and beside {others} busy process(es), {torch.get_num_threads()} threads, wall seconds",
         "sentences": SENTENCES,
-        "work": "swap",
-        "mixing": "shared",
+        "work": work,
+        "mixing": "shared" if work == "swap" else "",
         "pass": None,
         "alone": statistics.median(a for a, _ in pairs),
         "swap": statistics.median(b for _, b in pairs),
@@ -154,8 +154,9 @@ def main() -> None:
         return
     batches = task.calibration(0, SENTENCES)
     rows = [ratio_row(batches, "swap", arguments.rounds, mixing) for mixing in ("shared", "per_head")]
-    rows += [ratio_row(batches, work, max(arguments.rounds // 2, 1)) for work in WORK if work.startswith("compress")]
-    rows.append(busy_row(batches, arguments.rounds))
+    fewer = max(arguments.rounds // 2, 1)
+    rows += [ratio_row(batches, work, fewer) for work in WORK if work.startswith("compress")]
+    rows += [busy_row(batches, "swap", arguments.rounds), busy_row(batches, "compress, layers", fewer)]
     print(table(rows, COLUMNS))
     memory = memory_rows()
     print(table(memory, MEMORY))

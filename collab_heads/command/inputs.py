@@ -13,7 +13,6 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from collab_heads.analysis.roles.treebank import longest_input
 from collab_heads.base.extras import check_extra
 from collab_heads.command.places import file_and_weight
 from collab_heads.command.texts import drawn
@@ -21,6 +20,7 @@ from collab_heads.contract.registry import adapter_for_config, get_adapter
 from collab_heads.data.batches import Collate, check_room, chunked, longest_first, tokenize, with_padding
 from collab_heads.data.parallel import Pairs
 from collab_heads.errors import ArgumentError, LoadError, UnsupportedModelError
+from collab_heads.running.batches import longest_input
 from collab_heads.running.generation import generate_batches
 from collab_heads.running.translations import translations
 from collab_heads.saving.loading import check_device, class_of, load_or_explain, placed

@@ -13,7 +13,7 @@ from transformers.utils import logging
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.option_values import REFINE_STEPS, SITE_PARTS, Engine, ModelShape, SitePart
 from collab_heads.base.progress import one_bar
-from collab_heads.compression.compression_plan import CompressionPlan, PlannedSite
+from collab_heads.compression.compression_plan import CompressionPlan
 from collab_heads.compression.latency import Latencies
 from collab_heads.compression.measurements import Measurements, measure_model
 from collab_heads.compression.measures import COUNTED, Measure, SiteUse, stored_bytes
@@ -21,6 +21,7 @@ from collab_heads.compression.model_shapes import MODEL_SHAPE_RULES, Choosing, a
 from collab_heads.compression.options import PlanOptions
 from collab_heads.compression.parts.shape import UNCHANGED, Choice
 from collab_heads.compression.parts.table import PARTS, choices_of, wholes_of
+from collab_heads.compression.planned_site import PlannedSite
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ModelStateError
 from collab_heads.model.open_layers import OpenLayers

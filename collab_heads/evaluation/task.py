@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from collab_heads.analysis.roles.treebank import check_vocabulary, longest_input
 from collab_heads.base.progress import progress_bar
 from collab_heads.data.batches import check_room, longest_first, with_padding
 from collab_heads.errors import DataError
 from collab_heads.evaluation.scores import Score
 from collab_heads.model.opened import input_device
-from collab_heads.running.batches import moved
+from collab_heads.running.batches import check_vocabulary, longest_input, moved
 from collab_heads.running.embeddings import embed
 from collab_heads.serving.comparison import ROUNDS, naming_outputs
 from collab_heads.serving.sentence_encoder import embedding_texts, is_sentence_encoder, sentence_encoder

@@ -4,17 +4,17 @@ import inspect
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, device, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from collab_heads.base.option_values import FeedForwardRole, Role
 from collab_heads.base.progress import progress_bar
 from collab_heads.contract.registry import is_lone_decoder, known_adapter
-from collab_heads.errors import CalibrationError, CollabHeadsError
+from collab_heads.errors import ArgumentError, CalibrationError, CollabHeadsError
 from collab_heads.model.opened import input_device
 from collab_heads.sites.site import AttentionSite, Site
 
@@ -97,6 +97,23 @@ def longest_text(model: PreTrainedModel) -> int | None:
     # positions that start after a padding index (RoBERTa) leave fewer than the table has
     unused = [t.padding_idx + 1 for t in tables if t.num_embeddings == positions and t.padding_idx is not None]
     return positions - max(unused, default=0)
+
+
+def longest_input(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the number of tokens that a model takes, special ones included, or None without a limit."""
+    limits = [tokenizer.model_max_length] if tokenizer.model_max_length < 1e9 else []  # a huge number means: unknown
+    limits += [] if (positions := longest_text(model)) is None else [positions]
+    return min(limits, default=None)
+
+
+def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, highest: int) -> None:
+    """Raise ArgumentError if the highest id that a tokenizer gives has no embedding in a model."""
+    known = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
+    if highest >= known:
+        raise ArgumentError(
+            f"the {type(tokenizer).__name__} gives the id {highest}, but the {type(model).__name__} has {known} "
+            "embeddings: pass the tokenizer of this model"
+        )
 
 
 def check_modalities(model: PreTrainedModel, batch: Mapping) -> None:

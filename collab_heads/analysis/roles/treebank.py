@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from transformers.utils import logging
 from collab_heads.base.checks import is_count
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.files.conllu import Sentence, Span, read_conllu
-from collab_heads.running.batches import longest_text
+from collab_heads.running.batches import check_vocabulary, longest_input
 from collab_heads.saving.vocabularies import check_words
 
 NOTHING = -1  # the unit of a token that is part of no word
@@ -232,19 +231,3 @@ class Treebank:
             # whatever the decoder reads, the encoder sees nothing of it
             inputs["decoder_input_ids"] = ids.new_zeros(len(rows), 1)
         return inputs
-
-
-def longest_input(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the number of tokens that a model takes, special ones included, or None without a limit."""
-    limits = [tokenizer.model_max_length] if tokenizer.model_max_length < 1e9 else []  # a huge number means: unknown
-    limits += [] if (positions := longest_text(model)) is None else [positions]
-    return min(limits, default=None)
-
-
-def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, highest: int) -> None:
-    known = cast(nn.Embedding, model.get_input_embeddings()).num_embeddings
-    if highest >= known:
-        raise ArgumentError(
-            f"the {type(tokenizer).__name__} gives the id {highest}, but the {type(model).__name__} has {known} "
-            "embeddings: pass the tokenizer of this model"
-        )

@@ -5,7 +5,7 @@ import torch
 import translation_models
 from known_heads import PIECES, TREEBANK, rows, word_pieces
 
-from collab_heads.analysis.roles.treebank import Treebank, longest_input
+from collab_heads.analysis.roles.treebank import Treebank
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.files.conllu import read_conllu
 from families import FAMILIES
@@ -48,23 +48,6 @@ def test_what_is_skipped_is_counted_and_said(path, warnings_logged):
 def test_nothing_left_is_refused(path):
     with pytest.raises(DataError, match=r"bank\.conllu: none of 3 sentences .* 3 longer than the 6 tokens"):
         Treebank(path, word_pieces(model_max_length=6), FAMILIES["bert"].build())
-
-
-@pytest.mark.parametrize(
-    "name, limit", (("bert", 64), ("roberta", 64 - 2), ("marian", 64), ("bart", 64), ("t5", None), ("distilbert", 64))
-)
-def test_the_longest_input(name, limit):
-    """RoBERTa's positions start after its padding index; T5 has none; and the tokenizer may allow less."""
-    model = FAMILIES[name].build()
-    assert longest_input(model, word_pieces(model_max_length=int(1e30))) == limit
-    assert longest_input(model, word_pieces(model_max_length=50)) == 50
-    if limit:
-        ids = torch.full((1, limit), 7)
-        more = {"decoder_input_ids": ids[:, :1]} if model.config.is_encoder_decoder else {}
-        model(input_ids=ids, attention_mask=torch.ones_like(ids), **more)
-        with pytest.raises((IndexError, RuntimeError)):
-            long = torch.full((1, limit + 1), 7)
-            model(input_ids=long, attention_mask=torch.ones_like(long), **more)
 
 
 @pytest.mark.parametrize("family", ("marian", "t5"))
