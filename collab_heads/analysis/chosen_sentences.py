@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from collab_heads.analysis.roles.treebank import longest_input
 from collab_heads.errors import ArgumentError
+from collab_heads.running.batches import longest_input
 
 LONGEST = 512  # tokens of a piece: the maps of more are too large to show
 Chosen = str | tuple[str, str] | Mapping
