@@ -128,7 +128,17 @@ class Browser:
 
     def press(self, *keys: str) -> None:
         """Press keys, such as "ArrowRight" or "Enter"."""
-        codes = {"Enter": 13, "Tab": 9, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+        codes = {
+            "PageUp": 33,
+            "PageDown": 34,
+            "Enter": 13,
+            "Tab": 9,
+            "Escape": 27,
+            "ArrowLeft": 37,
+            "ArrowUp": 38,
+            "ArrowRight": 39,
+            "ArrowDown": 40,
+        }
         for key in keys:
             common = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key]}
             text = {"text": KEYS[key]} if key in KEYS else {}

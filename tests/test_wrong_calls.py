@@ -258,6 +258,7 @@ CALLS = {
     "leave_one_out": Call(bert, lambda tmp: {"evaluate": one}),
     "load_exported": Call(None, lambda tmp: {"folder": exported(tmp), "threads": 1}),
     "load_heads": Call(gated, lambda tmp: {"folder": folder_of_heads(tmp)}),
+    "maps_in_place": Call(bert, lambda tmp: {"attentions": [torch.ones(1, 4, 3, 3)] * 2}),
     "mean_loss": Call(bert, lambda tmp: {"batches": labelled()}),
     "model_card": Call(gated, lambda tmp: {"metrics": {"loss": 1.0}}),
     "most_important": Call(bert, lambda tmp: {"scores": scores(), "target_heads": 4}),

@@ -1,6 +1,7 @@
 """Measure what heads do: statistics, roles, relevance, contributions of tokens, and what the loss of a head costs."""
 
 from collab_heads.analysis.measures.ablation import Ablation, ablation_curve, leave_one_out, mean_loss, without_heads
+from collab_heads.analysis.measures.maps_in_place import maps_in_place
 from collab_heads.analysis.measures.results import HeadStatistics
 from collab_heads.analysis.measures.statistics import head_statistics
 from collab_heads.analysis.measures.worth import HeadWorth, head_worth
@@ -31,6 +32,7 @@ __all__ = [
     "head_statistics",
     "head_worth",
     "leave_one_out",
+    "maps_in_place",
     "mean_loss",
     "most_important",
     "token_contributions",

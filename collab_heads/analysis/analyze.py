@@ -9,9 +9,21 @@ from typing import Any, TypeVar
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from collab_heads.analysis.measures.ablation import Evaluate, ablation_curve, leave_one_out, mean_loss
+from collab_heads.analysis.chosen_sentences import Chosen, chosen_batches
+from collab_heads.analysis.measures.ablation import (
+    Evaluate,
+    ablation_curve,
+    leave_one_out,
+    mean_loss,
+    without_heads,
+)
 from collab_heads.analysis.measures.passes import Observer, observe
-from collab_heads.analysis.measures.sentences import AttentionExamples, Sentences, typical_sentences
+from collab_heads.analysis.measures.sentences import (
+    AttentionExamples,
+    Sentences,
+    rows,
+    typical_sentences,
+)
 from collab_heads.analysis.measures.statistics import Statistics
 from collab_heads.analysis.measures.worth import OF_REPORT, worth_of
 from collab_heads.analysis.options import AnalysisOptions, Part
@@ -20,6 +32,7 @@ from collab_heads.analysis.relevance.head_relevance import head_relevance
 from collab_heads.analysis.relevance.sides import sides_of
 from collab_heads.analysis.report.head_report import HeadReport
 from collab_heads.analysis.report.measurements import IMPORTANCE
+from collab_heads.analysis.report.savings import cheapest
 from collab_heads.analysis.roles.head_roles import excluded_queries, rare_observer, syntax_observer
 from collab_heads.analysis.roles.labels import RoleThresholds, roles_from_measures
 from collab_heads.analysis.roles.positional import Positional
@@ -44,6 +57,7 @@ Result = TypeVar("Result")
 THIS_MODEL = "this model"
 PHASES = (
     ("looking at heads", 4),
+    ("looking at examples", 0.2),
     ("finding dependencies", 2),
     ("finding readers", 0.2),
     ("measuring vectors", 2),
@@ -72,6 +86,7 @@ def analyze_heads(
     metric: str = "loss",
     higher_is_better: bool = False,
     num_examples: int = 3,
+    sentences: Iterable[Chosen] = (),
     contribution_sentences: int = 64,
     prefixes: PrefixKind | Sequence[PrefixKind] = "reference",
     compare_with: Mapping[str, PreTrainedModel | str | Path] | Sequence[str | Path] = (),
@@ -116,6 +131,9 @@ def analyze_heads(
         higher_is_better: whether a higher metric is better.
         num_examples: number of sentences whose attention maps are kept; their lengths are typical: the quartiles for
             three.
+        sentences: sentences of your choice whose attention maps are kept, before the others: texts, pairs (text,
+            translation) of an encoder-decoder or (text, text) of a classifier of pairs, or input dicts. Texts longer
+            than the model reads, or than 512 tokens, are shown in pieces. They count in no measure.
         contribution_sentences: number of sentences, from the first on, for the contributions of source and target (or
             of prompt and continuation, for a decoder whose labels are -100 for the prompt).
         prefixes: what the decoder reads while contributions are measured, one kind or several: "reference" (as in the
@@ -129,8 +147,9 @@ def analyze_heads(
         The report; `print` it for a summary, `.to_string()` has a row per head, `.save_html("report.html")` a page.
 
     Raises:
-        ArgumentError: on an unknown part, a count that is too small, batches that can be read only once, a treebank
-            without a tokenizer, or contributions of a model or data without a source.
+        ArgumentError: on an unknown part, a count that is too small, batches that can be read only once, a treebank or
+            texts as sentences without a tokenizer, sentences that the model cannot read, or contributions of a model or
+            data without a source.
         CalibrationError: if there are no batches, the model cannot take one, or no token counted at a site.
         DataError: if the treebank is missing or broken.
         NonFiniteError: if a number is NaN or inf; the message names the site.
@@ -153,6 +172,7 @@ class Analysis:
 
     Attributes:
         parts: the parts to measure.
+        chosen: the inputs of the sentences of the user's choice.
         excluded: ids of tokens that do not count as queries.
         results: field of the report -> its value.
         seconds: part -> seconds it took.
@@ -167,6 +187,8 @@ class Analysis:
         has_source = sides is not None and sides.in_batch(first)
         has_labels = first.get("labels") is not None or bool(first.get("return_loss"))  # CLIP's pairs are its labels
         self.parts, self.notes = options.choose(has_labels, has_source)
+        self.chosen, shown = chosen_batches(model, options.tokenizer, tuple(options.sentences))
+        self.notes += shown
         if "contributions" not in self.parts and (options.compare_with or options.prefixes != "reference"):
             self.notes.append("prefixes and other models were not looked at: contributions were not measured")
         self.results: dict[str, Any] = {}
@@ -179,6 +201,8 @@ class Analysis:
             syntax = syntax_observer(self.model, self.adapter, options.treebank, options.tokenizer)
         if "statistics" in self.parts or "roles" in self.parts:
             self.observe(syntax)
+        if self.chosen:
+            self.see_chosen()
         if "worth" in self.parts:
             self.measure("worth", worth_of, self.batches, names=OF_REPORT, exclude=self.excluded)
         if "relevance" in self.parts:
@@ -239,9 +263,8 @@ class Analysis:
         backends = {m.config._attn_implementation for m in model.modules() if isinstance(m, PreTrainedModel)}
         if other := ", ".join(sorted(backends - {"eager"})):
             self.notes.append(f"attention weights were read with the eager backend; the model itself uses {other}")
-        first_token = getattr(model.config, "decoder_start_token_id", None)
         chosen = typical_sentences(model, self.batches, options.num_examples)
-        statistics, examples = Statistics(), AttentionExamples(chosen, options.tokenizer, first_token)
+        statistics, examples = Statistics(), AttentionExamples(chosen, options.tokenizer, first_read(model))
         observers: list[Observer] = [statistics, examples]
         positional = rare = None
         if "roles" in self.parts:
@@ -269,7 +292,15 @@ class Analysis:
                 syntax=syntax,
                 thresholds=options.thresholds,
             )
-            self.notes += self.results["roles"].warnings
+            self.notes += [*self.results["roles"].habits(), *self.results["roles"].warnings]
+
+    def see_chosen(self) -> None:
+        """Keep the attention maps of the sentences of the user's choice, before the others."""
+        places = [(index, row) for index, inputs in enumerate(self.chosen) for row in range(rows(inputs))]
+        examples = AttentionExamples(places, self.options.tokenizer, first_read(self.model))
+        self.pass_over("examples", self.chosen, [examples], "looking at examples")
+        chosen = [replace(each, chosen=True) for each in examples.kept]
+        self.results["examples"] = (*chosen, *self.results.get("examples", ()))
 
     def pass_over(self, part: str, batches: Iterable[Mapping], observers: Sequence[Observer], what: str) -> None:
         self.timed(part, observe, self.model, batches, observers, exclude=self.excluded, what=what)
@@ -316,6 +347,9 @@ class Analysis:
             higher_is_better=options.higher_is_better,
         )
         report = replace(report, ablation=ablation)
+        if (cheap := cheapest(report)) is not None and cheap.heads:
+            with without_heads(self.model, cheap.by_path()):
+                report = replace(report, without_cheapest=float(self.timed("cheapest", evaluate, self.model)))
         return replace(report, curves=self.timed("curves", self.curves, report, evaluate))
 
     def curves(self, report: HeadReport, evaluate: Evaluate) -> dict[str, list[tuple[int, float]]]:
@@ -324,3 +358,8 @@ class Analysis:
         scores = {name: every[name] for name in (*IMPORTANCE, "leave_one_out") if every.get(name, {}).keys() >= paths}
         with progress_bar(scores.items(), desc="removing heads") as ranked:
             return {name: ablation_curve(self.model, evaluate, each, metric=metric) for name, each in ranked}
+
+
+def first_read(model: PreTrainedModel) -> int | None:
+    """Return the id of the token that a decoder reads first, if the config names it."""
+    return getattr(model.config, "decoder_start_token_id", None)

@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from collab_heads.analysis.chosen_sentences import Chosen, check_sentences
 from collab_heads.analysis.measures.ablation import Evaluate
 from collab_heads.analysis.relevance.contribution_comparison import named_models
 from collab_heads.analysis.relevance.prefixes import check_prefixes
@@ -40,6 +41,7 @@ class AnalysisOptions:
     metric: str
     higher_is_better: bool
     num_examples: int
+    sentences: Iterable[Chosen]
     contribution_sentences: int
     prefixes: PrefixKind | Sequence[PrefixKind]
     compare_with: Mapping[str, PreTrainedModel | str | Path] | Sequence[str | Path]
@@ -49,6 +51,7 @@ class AnalysisOptions:
     def __post_init__(self):
         object.__setattr__(self, "parts", check_parts(self.parts))
         check_count("num_examples", self.num_examples)
+        object.__setattr__(self, "sentences", check_sentences(self.sentences))
         check_count("contribution_sentences", self.contribution_sentences, least=1)
         check_prefixes(self.prefixes)
         if self.gate_history is not None and not self.gate_history.where(GATES):

@@ -294,8 +294,10 @@ def analyze(args: Namespace) -> None:
         collab-heads analyze Helsinki-NLP/opus-mt-de-en --data dev.de.gz dev.en.gz --output_dir report
 
     Text files have a sentence a line; gzipped where the name ends in .gz. A translation model takes two, or one and its
-    own translations. Labelled examples: `collab-heads glue --analyze`. Without matplotlib the page has no curves and
-    distributions, and there are no pictures beside it.
+    own translations. `--sentences` shows the attention in sentences of your choice. `--evaluate dev.tsv --task
+    similarity` also measures that score without each head and without many, which takes an evaluation for every head.
+    Labelled examples: `collab-heads glue --analyze`. Without matplotlib the page has no curves and distributions, and
+    there are no pictures beside it.
     """
     for part in args.parts or ():
         check_choice("part", part, REPORT_PARTS)
@@ -303,6 +305,12 @@ def analyze(args: Namespace) -> None:
         check_choice("--prefixes", kind, PREFIX_KINDS)
     for model in args.compare_with or ():
         check_model_name(model)
+    check_together(args, "evaluate", "task")
+    if args.task is not None:
+        check_choice("--task", args.task, EVALUATION_TASKS)
+        if args.parts and "ablation" not in args.parts:
+            raise ArgumentError("--evaluate is of the ablation, which --parts does not name: add ablation")
+        check_files(*args.evaluate)
     if args.parts and "contributions" not in args.parts:
         for name in ("prefixes", "compare_with"):
             if getattr(args, name):

@@ -21,6 +21,7 @@ from collab_heads.command.shared_flags import (
     PREFIX,
     RUNNING,
     SAMPLES,
+    SCORING,
     SHAPE,
     SPENDING,
     TO,
@@ -320,6 +321,12 @@ COMMANDS = {
                 of=ANALYZE,
                 option="num_examples",
             ),
+            flag(
+                "--sentences FILE...",
+                "text file with sentences of your choice, whose attention is shown before that of the examples; of a "
+                "translation model two, or one and its own translations; long ones are shown in pieces",
+            ),
+            *SCORING,
             flag("--all_heads", "print a row per head, below the summary"),
             *RUNNING,
         ),

@@ -137,6 +137,16 @@ def own_translations(
     return [text for texts in translations(model, tokenizer, batches, num_beams=1, max_length=most) for text in texts]
 
 
+def chosen_sentences(
+    args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Pairs
+) -> list[str | tuple[str, str]]:
+    """Return the texts as `analyze_heads` takes sentences: pairs for a translation model, or of two files."""
+    if model.config.is_encoder_decoder and "target" not in texts:
+        texts = {**texts, "target": own_translations(args, model, tokenizer, texts["source"])}
+    source = [args.source_prefix + line for line in texts["source"]]
+    return list(zip(source, texts["target"], strict=True)) if "target" in texts else list(source)
+
+
 def calibration(args: Namespace, loaded: Loaded, texts: Pairs | None) -> list[Mapping] | None:
     """Return batches of `--samples` sentences of `--data`; None without data.
 

@@ -18,7 +18,7 @@ MODULES = "modules.json"  # of sentence-transformers: lists the parts of a model
 def check_input(args: Namespace) -> None:
     """Check, before long imports, that the model and the files of texts exist."""
     check_model_name(args.model)
-    for name in ("data", "validation"):
+    for name in ("data", "validation", "sentences"):
         check_files(*(file_and_weight(file)[0] for file in getattr(args, name, None) or ()))
 
 

@@ -82,17 +82,17 @@ BUDGET = flag(
     share_or_size,
     of=COMPRESS,
 )
+SCORING = (
+    flag("--evaluate FILE...", "examples to score models on, as `collab-heads evaluate` reads them"),
+    flag("--task TASK", f"what they are scored on, one of {', '.join(EVALUATION_TASKS)}"),
+)
 SPENDING = (
     flag(
         "--max_loss POINTS",
         "instead of a budget: what the model may lose of its score on --evaluate; it becomes as small as that allows",
         of=COMPRESS,
     ),
-    flag(
-        "--evaluate FILE...",
-        "examples to score models on, as `collab-heads evaluate` reads them",
-    ),
-    flag("--task TASK", f"what they are scored on, one of {', '.join(EVALUATION_TASKS)}"),
+    *SCORING,
     flag("--of WHAT", f"what the budget is of: {', '.join(MEASURES)}", of=COMPRESS),
     flag("--engine ENGINE", f"where time is measured, with --of time: {', '.join(ENGINE_WORDS)}", of=COMPRESS),
     flag(

@@ -20,7 +20,7 @@ from collab_heads.base.extras import missing
 from collab_heads.base.report import portable_name
 from collab_heads.collaborative.report import SwapReport
 from collab_heads.collaborative.swap import swap_to_collaborative
-from collab_heads.command.inputs import Loaded, batches_of, calibration, check_class, generated, load
+from collab_heads.command.inputs import Loaded, batches_of, calibration, check_class, chosen_sentences, generated, load
 from collab_heads.command.texts import drawn, read_data
 from collab_heads.compression.compress import compress
 from collab_heads.compression.compression_plan import CompressionPlan
@@ -255,6 +255,8 @@ def run_analyze(args: Namespace) -> HeadReport:
         print("matplotlib is not installed: no curves and distributions (pip install matplotlib)", file=sys.stderr)
     sentences = read_conllu(args.treebank) if args.treebank else None
     texts = {side: lines[: args.samples] for side, lines in read_data(args).items()}
+    chosen = read_data(Namespace(**{**vars(args), "data": args.sentences})) if args.sentences else None
+    task = examples(args)
     model, tokenizer, _ = load(args)
     report = analyze_heads(
         model,
@@ -263,6 +265,10 @@ def run_analyze(args: Namespace) -> HeadReport:
         tokenizer=tokenizer,
         treebank=sentences,
         num_examples=args.examples,
+        sentences=() if chosen is None else chosen_sentences(args, model, tokenizer, chosen),
+        evaluate=None if task is None else lambda model: task.SIGN * score_of(task, tokenizer, model),
+        metric="loss" if task is None else task.name,
+        higher_is_better=task is not None and task.SIGN > 0,
         prefixes=args.prefixes or "reference",
         compare_with=args.compare_with or (),
         data=", ".join(map(portable_name, args.data)),

@@ -8,10 +8,15 @@ import commands
 import pytest
 from translation_script import write_lines
 
+import tiny
+from collab_heads.analysis import without_heads
 from collab_heads.analysis.report import head_report
+from collab_heads.analysis.report.savings import cheapest, metric_without
 from collab_heads.command import work
 from collab_heads.command.inputs import load
 from collab_heads.errors import ArgumentError, DataError, OutputError, UnsupportedModelError
+from collab_heads.evaluation.evaluate import made, score_of
+from collab_heads.evaluation.task import Limits
 
 
 def run(argv):
@@ -42,6 +47,17 @@ def test_an_encoder_reads_text(bert, tmp_path, capsys, no_pictures):
     assert tokens == sum(len(row) - 1 for row in ids)  # [SEP] does not count, [CLS] does
 
 
+def test_sentences_of_the_users_choice(bert, tmp_path):
+    """They are shown first, whole, and no measure counts them."""
+    data = write_lines(tmp_path / "text.txt", ["the dog runs", "a cat"])
+    chosen = write_lines(tmp_path / "chosen.txt", ["one two three four five six", ""])
+    plain, report = (run([str(bert), "--data", data, *PARTS, *more]) for more in ((), ("--sentences", chosen)))
+    (example,) = report.examples
+    assert example.chosen and len(example.tokens["encoder"]) == 8 and report.statistics == plain.statistics
+    with pytest.raises(DataError, match="nothing"):
+        run([str(bert), "--data", data, "--sentences", "nothing"])
+
+
 def test_the_summary_comes_first_and_a_row_per_head_when_asked_for(bert, tmp_path, capsys):
     text = write_lines(tmp_path / "text.txt", ["the dog runs", "a cat"])
     argv = [str(bert), "--data", text, "--parts", "statistics", "reconstruction", "--examples", "0"]
@@ -70,6 +86,43 @@ def test_sentences_that_are_too_long_are_cut_and_counted(bert, tmp_path, capsys)
     assert "(this model reads no more)" in capsys.readouterr().out
     with pytest.raises(ArgumentError, match="--max_length: 2 tokens leave no room for text"):
         run([str(bert), "--data", text, *PARTS, "--max_length", "2"])
+
+
+def test_sentences_for_a_translation_model(marian, pairs, tmp_path):
+    """Pairs, or its own translations."""
+    one, other = (write_lines(tmp_path / name, [text]) for name, text in (("one", "a a"), ("other", "a a a")))
+    (both,), (alone,) = (
+        run([marian, "--data", *pairs, *PARTS, "--sentences", *files]).examples for files in ((one, other), (one,))
+    )
+    tokenizer = load(commands.parse("analyze", marian, "--data", one)).tokenizer
+    target = tokenizer.convert_ids_to_tokens(tokenizer(text_target="a a a")["input_ids"])
+    assert both.tokens["decoder"][1:] == tuple(target[:-1]) and both.tokens["encoder"] == alone.tokens["encoder"]
+    assert both.chosen and alone.chosen
+
+
+def test_what_removing_heads_costs_on_the_users_task(bert, tmp_path, capsys):
+    """Once without each head, and without all that can go; the score is that of `collab-heads evaluate`."""
+    data = write_lines(tmp_path / "text.txt", ["the dog runs", "a cat"])
+    table = tmp_path / "dev.jsonl"
+    table.write_text(
+        "".join(json.dumps(row | {"score": place % 5}) + "\n" for place, row in enumerate(tiny.rows(24, 2)))
+    )
+    scoring, parts = ("--evaluate", table, "--task", "similarity"), ("--parts", "reconstruction", "ablation")
+    report = run([str(bert), "--data", data, *parts, *scoring, "--max_length", "6", "--batch_size", "4"])
+    model, tokenizer, _ = load(commands.parse("analyze", bert, "--data", data))
+    task = made("similarity", str(table), None, Limits(4, 6, ""))
+    assert report.ablation.metric == "similarity" and report.ablation.higher_is_better
+    assert report.ablation.original == pytest.approx(score_of(task, tokenizer, model))
+    with without_heads(model, cheapest(report).by_path()):
+        assert report.without_cheapest == pytest.approx(score_of(task, tokenizer, model)) != report.ablation.original
+    assert metric_without(report) in capsys.readouterr().out
+    for flags, said in (
+        (scoring[:2], "--task missing: --evaluate and --task belong"),
+        ((*scoring, "--parts", "roles"), "--evaluate is of the ablation"),
+        ((*scoring[:3], "similar"), "did you mean 'similarity'"),
+    ):
+        with pytest.raises(ArgumentError, match=said):
+            run([str(bert), "--data", data, *flags])
 
 
 @pytest.mark.slow

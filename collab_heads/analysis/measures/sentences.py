@@ -96,10 +96,12 @@ class AttentionExample:
     Attributes:
         tokens: "encoder", "decoder" -> the tokens that the stack reads, as text.
         weights: path -> [H, T, S], float32 on the CPU; for the first layer if a module serves several.
+        chosen: whether the user chose the sentence; others have typical lengths.
     """
 
     tokens: dict[str, tuple[str, ...]] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
+    chosen: bool = False
 
     def of(self, site: AttentionSite) -> tuple[Tensor, tuple[str, ...], tuple[str, ...]]:
         """Return the weights [H, T, S] of a site, its query tokens (T) and its key tokens (S)."""

@@ -12,7 +12,7 @@ from collab_heads.analysis.report.html import Drawing, Section, page
 from collab_heads.analysis.report.measurements import HeadMeasurements, group_name
 from collab_heads.analysis.report.page_data import LEGENDS, TITLES, anchor, as_json, heads_of, layer_name, page_data
 from collab_heads.analysis.report.pictures import pictures_in, pictures_of
-from collab_heads.analysis.report.savings import cheapest, savings_html
+from collab_heads.analysis.report.savings import cheapest, metric_without, savings_html
 from collab_heads.analysis.roles.labels import role_kind
 from collab_heads.base.extras import missing
 from collab_heads.base.progress import progress_bar
@@ -77,7 +77,12 @@ def removal_text(report: HeadMeasurements) -> list[str]:
         if site.path in removed
     ]
     total = sum(site.num_heads for site in report.sites)
-    return [f"What can go: {len(cheap.heads)} of {total} heads; {cheap.said}:", *(f"  {line}" for line in where)]
+    measured = [said] if (said := metric_without(report)) else []
+    return [
+        f"What can go: {len(cheap.heads)} of {total} heads; {cheap.said}:",
+        *(f"  {line}" for line in where),
+        *measured,
+    ]
 
 
 WITHOUT_PICTURES = "Pictures of some measures are missing: they need matplotlib (pip install matplotlib)"

@@ -15,8 +15,8 @@ WIDE = 1700  # pixels of a picture that cannot be read when it is as wide as the
 FOLDER = files("collab_heads.analysis.report") / "page"
 # in the order in which they build on each other
 SCRIPTS = (
-    *("data", "elements", "colours", "state", "filters", "table", "maps", "links", "sentence", "matrices"),
-    *("head", "anchors", "start"),
+    *("data", "words", "elements", "colours", "state", "filters", "table", "maps", "links", "sentence", "matrices"),
+    *("labelled", "head", "anchors", "copy", "start"),
 )
 # whatever a token or a model is called: the page loads nothing, and runs nothing but the script of this hash
 POLICY = (

@@ -48,6 +48,7 @@ class HeadMeasurements(Report):
         contribution_example: the contributions of the tokens of one sentence.
         ablation: the metric without each head.
         curves: measure -> (heads kept, metric).
+        without_cheapest: the metric without all heads that `savings.cheapest` names, W_O as it is.
         gates: path -> [H], P(open) of the model's present gates.
         gate_history: the history of a training, of which the gates are shown.
         examples: attention maps of some sentences.
@@ -72,6 +73,7 @@ class HeadMeasurements(Report):
     contribution_example: ContributionExample | None = None
     ablation: Ablation | None = None
     curves: Mapping[str, list[tuple[int, float]]] = field(default_factory=dict)
+    without_cheapest: float | None = None
     gates: Scores = field(default_factory=dict)
     gate_history: HeadHistory | None = None
     examples: tuple[AttentionExample, ...] = ()

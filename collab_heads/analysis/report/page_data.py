@@ -12,7 +12,9 @@ from torch import Tensor
 
 from collab_heads.analysis.measures.sentences import AttentionExample
 from collab_heads.analysis.report.measurements import HeadMeasurements, Scores, group_name
-from collab_heads.analysis.roles.labels import role_kind
+from collab_heads.analysis.report.scales import scale_of
+from collab_heads.analysis.report.words import words_of
+from collab_heads.analysis.roles.labels import HeadRoles, role_kind
 from collab_heads.plots.head_maps import KINDS, NONE
 from collab_heads.plots.token_maps import token_text
 from collab_heads.running.batches import sides
@@ -61,8 +63,8 @@ LEGENDS = {
     "heads": "Every head that the model has now, by the numbers of the original model.",
     "roles": "By default, positional: the largest weight falls on one relative position for at least 90 "
     "% of the tokens. First token: it falls on the first token of the sequence for at least half of the "
-    "tokens after it; such a head looks nowhere in particular and is not positional. Rare tokens: in "
-    "the first layer, it falls on the rarest token of the "
+    "tokens after it, and 25 points more often than with the median head and by chance; a head that looks there "
+    "for half of the tokens is not positional. Rare tokens: in the first layer, it falls on the rarest token of the "
     "sentence for at least half of them. Syntactic: it finds the other end of a dependency at "
     "least 10 points more often than the best fixed offset does, from dependent to head or back "
     "(Voita et al. 2019).",
@@ -132,7 +134,8 @@ def sentence_data(
 
     Returns:
         tokens: side -> the tokens; all of them, unless there are more than `MOST_WEIGHTS` weights. length: side -> the
-        number of all tokens. power: 2 or 1, of a byte / 255, which gives the weight. maps: the bytes [H, T, S] of site
+        number of all tokens. words: side -> the words that these tokens are pieces of, see `words_of`; only sides of
+        which they are known. power: 2 or 1, of a byte / 255, which gives the weight. maps: the bytes [H, T, S] of site
         after site, compressed with zlib, in base64.
     """
     longest = max(map(len, example.tokens.values()), default=0)
@@ -143,9 +146,12 @@ def sentence_data(
         (weights[:, :longest, :longest] ** (1 / power) * STEPS).round().to(torch.uint8).contiguous().numpy().tobytes()
         for weights, _, _ in (example.of(site) for site in sites)
     )
+    texts = {side: [text(token) for token in tokens[:longest]] for side, tokens in example.tokens.items()}
+    words = {side: words_of(tokens[:longest], texts[side]) for side, tokens in example.tokens.items()}
     return {
-        "tokens": {side: [text(token) for token in tokens[:longest]] for side, tokens in example.tokens.items()},
+        "tokens": texts,
         "length": {side: len(tokens) for side, tokens in example.tokens.items()},
+        "words": {side: found for side, found in words.items() if found and len(found["starts"]) < len(texts[side])},
         "power": power,
         "maps": base64.b64encode(zlib.compress(packed, LEVEL)).decode(),
     }
@@ -198,7 +204,7 @@ def page_data(report: HeadMeasurements) -> dict[str, Any]:
     measures = measures_of(report)
     return {
         "measures": [described(name, scores) for name, scores in measures.items()],
-        "roles": None if report.roles is None else {"title": TITLES["roles"], "legend": LEGENDS["roles"]},
+        "roles": None if report.roles is None else {"title": TITLES["roles"], "legend": role_legend(report.roles)},
         "kinds": {
             name: {"colour": None if name == NONE else colour, "letter": letter}
             for name, (colour, letter) in KINDS.items()
@@ -208,7 +214,18 @@ def page_data(report: HeadMeasurements) -> dict[str, Any]:
         "sites": [site_data(report, site) for site in report.sites],
         "heads": [head_data(report, head, measures) for head in heads_of(report)],
         "sentences": [sentence_data(example, report.sites, shown) for example in report.examples],
+        "first": first_shown(report),
     }
+
+
+def role_legend(roles: HeadRoles) -> str:
+    return " ".join([LEGENDS["roles"], *(f"{line}." for line in roles.habits())])
+
+
+def first_shown(report: HeadMeasurements) -> int:
+    """Return the place of the sentence that is shown first: the first that was chosen, or the one of middle length."""
+    chosen = [place for place, example in enumerate(report.examples) if example.chosen]
+    return chosen[0] if chosen else max(0, (len(report.examples) - 1) // 2)
 
 
 def group_order(name: str) -> tuple[int, str]:
@@ -227,11 +244,15 @@ def measures_of(report: HeadMeasurements) -> dict[str, Scores]:
 
 
 def described(name: str, scores: Scores) -> dict[str, Any]:
-    """Return a measure's names, what it means, and the ends of its scale."""
-    values = torch.cat([each.double().flatten() for each in scores.values()])
-    legend = LEGENDS[SECTIONS.get(name, name)]
-    ends = [rounded(values.min()), rounded(values.max())]
-    return {"name": name.replace("_", " "), "title": measure_title(name), "legend": legend, "ends": ends}
+    """Return a measure's names, what it means, and the scale of its colours."""
+    scale = scale_of(torch.cat([each.double().flatten() for each in scores.values()]))
+    return {
+        "name": name.replace("_", " "),
+        "title": measure_title(name),
+        "legend": LEGENDS[SECTIONS.get(name, name)],
+        "scale": scale.name,
+        "stops": [rounded(stop) for stop in scale.stops],
+    }
 
 
 def site_data(report: HeadMeasurements, site: AttentionSite) -> dict[str, Any]:

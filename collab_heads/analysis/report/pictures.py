@@ -11,7 +11,7 @@ from collab_heads import plots
 from collab_heads.analysis.measures.ablation import Ablation
 from collab_heads.analysis.relevance.contribution_results import PARTS, TokenContributions
 from collab_heads.analysis.report.measurements import HeadMeasurements, Scores, group_name
-from collab_heads.analysis.report.page_data import SECTIONS, measure_title
+from collab_heads.analysis.report.page_data import SECTIONS, first_shown, measure_title
 from collab_heads.analysis.roles.labels import HeadRoles, role_kind
 from collab_heads.heads.comparison import balance
 from collab_heads.heads.history import GATES
@@ -84,7 +84,7 @@ def contributions_of(report: HeadMeasurements, contributions: TokenContributions
 
 def attention_of(report: HeadMeasurements) -> list[Picture]:
     pictures = []
-    for example in report.examples[(len(report.examples) - 1) // 2 :][:1]:
+    for example in report.examples[first_shown(report) :][:1]:
         for site in report.sites:
 
             def draw(example=example, site=site) -> "Figure":

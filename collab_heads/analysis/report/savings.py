@@ -145,7 +145,17 @@ def cheap_html(report: HeadMeasurements) -> str:
     ]
     removed = [f"    {path!r}: {numbers}," for path, numbers in cheap.by_path().items()]
     lines = ["from collab_heads import prune_heads", "", "prune_heads(model, batches, heads={", *removed, "})"]
-    return title + paragraph(text) + listed(items) + code(lines)
+    measured = paragraph(f"{said}.") if (said := metric_without(report)) else ""
+    return title + paragraph(text) + measured + listed(items) + code(lines)
+
+
+def metric_without(report: HeadMeasurements) -> str:
+    """Return what the metric is without the cheapest heads, beside that of all; "" if it was not measured."""
+    if report.ablation is None or report.without_cheapest is None:
+        return ""
+    name, whole = report.ablation.metric, report.ablation.original
+    rest = f"{report.without_cheapest:.4g} without them, W_O as it is"
+    return f"{name[:1].upper()}{name[1:]}: {whole:.4g} with all heads, {rest}"
 
 
 def alike_html(report: HeadMeasurements) -> str:

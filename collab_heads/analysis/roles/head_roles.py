@@ -43,7 +43,8 @@ def head_roles(
     """Find the roles of self-attention heads from where their largest weights fall.
 
     Positional heads look at one relative position. Heads that mostly look at the first token, where heads rest that
-    find nothing, have that role instead. Rare-token heads, which are in the first layer, look at the rarest token of
+    find nothing, are not positional; they have the role "first token" if they do so far more often than the model's
+    median head and than chance. Rare-token heads, which are in the first layer, look at the rarest token of
     the sentence. All are measured on `batches`, or on the treebank if there are none (encoders only). Syntactic heads
     of an encoder find the other end of a dependency of the treebank. This takes one pass, or two with both batches and
     a treebank. Memory does not grow with the number of batches.

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from collab_heads.analysis.roles.positional import Positional, PositionalNumbers
@@ -55,11 +56,14 @@ class RoleThresholds:
     Attributes:
         positional: share of the query tokens whose largest weight falls on one relative position.
         first_token: share of the query tokens after the first whose largest weight falls on the first. Such a head
-            looks nowhere in particular and is not positional.
+            looks nowhere in particular and is not positional. For the label it also needs `first_token_above`.
         rare_tokens: share of the query tokens whose largest weight falls on the rarest token of the sentence. The paper
             names no threshold; the head that it shows has 0.66 (and 0.83 for one of the two rarest).
         syntactic: how far the accuracy on a relation, in one direction, exceeds that of the best fixed offset.
         samples: how much data each role needs.
+        first_token_above: how far that share of a "first token" head exceeds the share of the median head of its role,
+            and that of a head which looks anywhere. In models where most heads rest on the first token, this is no
+            role of a single one.
 
     Raises:
         ArgumentError: if a share is not between 0 and 1.
@@ -72,9 +76,10 @@ class RoleThresholds:
     rare_tokens: float = 0.5
     syntactic: float = 0.1
     samples: SampleSizes = SampleSizes()
+    first_token_above: float = 0.25
 
     def __post_init__(self):
-        for name in ("positional", "first_token", "rare_tokens", "syntactic"):
+        for name in ("positional", "first_token", "rare_tokens", "syntactic", "first_token_above"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
                 raise ArgumentError(f"{name}={value!r}: a threshold is a share, between 0 and 1")
@@ -102,11 +107,11 @@ def label_heads(
     Returns:
         path -> the labels of each head, and the warnings: which labels were withheld, and why.
     """
-    labels, withheld = {}, Counter[Judged]()
+    labels, withheld, usual = {}, Counter[Judged](), usual_on_first(sites, positional)
     for site in sites:
         judged = [
             [
-                *judge_position(positional.get(site.path), head, thresholds),
+                *judge_position(positional.get(site.path), head, thresholds, usual.get(site.role, 0.0)),
                 *judge_rarity(rare.get(site.path) if site.layer == 0 else None, head, thresholds),
                 *judge_syntax(syntax.get(site.path, {}), baselines, head, thresholds),
             ]
@@ -120,14 +125,34 @@ def label_heads(
     )
 
 
-def judge_position(numbers: PositionalNumbers | None, head: int, thresholds: RoleThresholds) -> Iterator[Judged]:
-    """Yield the label "first token", or one such as "positional -1", or nothing."""
+def usual_on_first(sites: Sequence[AttentionSite], positional: Mapping[str, PositionalNumbers]) -> dict[str, float]:
+    """Return role -> the share of the median head's largest weights on the first token."""
+    shares: dict[str, list[Tensor]] = {}
+    for site in sites:
+        if site.path in positional:
+            shares.setdefault(site.role, []).append(positional[site.path].first_token)
+    return {role: float(torch.cat(each).median()) for role, each in shares.items()}
+
+
+def judge_position(
+    numbers: PositionalNumbers | None, head: int, thresholds: RoleThresholds, usual: float
+) -> Iterator[Judged]:
+    """Yield the label "first token", or one such as "positional -1", or nothing.
+
+    Args:
+        numbers: those of the site; None if not measured.
+        head: the place of the head in its site.
+        thresholds: the shares that labels need.
+        usual: the share of the median head on the first token.
+    """
     if numbers is None:
         return
     least = thresholds.samples.tokens
     few = "" if numbers.tokens >= least else f"{numbers.tokens} query tokens are too few to tell: it takes {least}"
     if numbers.first_token[head] >= thresholds.first_token:
-        yield FIRST, few
+        above = float(numbers.first_token[head]) - max(usual, numbers.first_chance)
+        if above >= thresholds.first_token_above - ROUNDING:
+            yield FIRST, few
     elif numbers.share[head] >= thresholds.positional:
         offset = int(numbers.offset[head])
         yield f"positional {offset:+d}" if offset else "positional 0", few
@@ -216,7 +241,9 @@ class HeadRoles(Report):
         if label.startswith("positional "):
             return f"({self.positional[path].share[head]:.2f})"
         if label == FIRST:
-            return f"({self.positional[path].first_token[head]:.2f})"
+            numbers, role = self.positional[path], next(site.role for site in self.sites if site.path == path)
+            usual = usual_on_first(self.sites, self.positional)[role]
+            return f"({numbers.first_token[head]:.2f}, median head {usual:.2f}, chance {numbers.first_chance:.2f})"
         if label == "rare tokens":
             rare = self.rare[path]
             return f"({rare.rarest[head]:.2f}, two rarest {rare.two_rarest[head]:.2f}, chance {rare.chance[0]:.2f})"
@@ -258,7 +285,21 @@ class HeadRoles(Report):
                 if direction == next(iter(self.baselines))[1]
             ]
             lines.append(f"dependents by relation: {', '.join(queries) or 'none of those asked for'}")
-        return [*lines, *self.warnings]
+        return [*lines, *self.habits(), *self.warnings]
+
+    def habits(self) -> list[str]:
+        """Return a line per role whose heads mostly look at the first token: it is no role of single heads there."""
+        lines, least = [], self.thresholds.first_token
+        for role, usual in usual_on_first(self.sites, self.positional).items():
+            paths = [site.path for site in self.sites if site.role == role and site.path in self.positional]
+            shares = torch.cat([self.positional[path].first_token for path in paths])
+            tokens = min(self.positional[path].tokens for path in paths)
+            if usual >= least and tokens >= self.thresholds.samples.tokens:
+                lines.append(
+                    f"{int((shares >= least).sum())} of {len(shares)} heads of {role} look most at the first token, "
+                    f"the median head for {usual:.0%} of the tokens: heads that do so far more often have the role"
+                )
+        return lines
 
 
 def roles_from_measures(

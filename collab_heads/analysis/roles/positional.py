@@ -22,12 +22,14 @@ class PositionalNumbers:
             too.
         tokens: number of query tokens, summed over the layers of a module that serves several.
         first_token: [H] float64, the share of the query tokens after the first whose largest weight falls on the first.
+        first_chance: the same share of a head that looks anywhere in the sentence with equal probability.
     """
 
     offset: Tensor
     share: Tensor
     tokens: int
     first_token: Tensor
+    first_chance: float
 
 
 class Positional(Observer):
@@ -39,6 +41,7 @@ class Positional(Observer):
         counts: path -> [H, 2 L - 1] int64 on the CPU, for the offsets -(L-1) to L-1, with L tokens in the longest
             sentence.
         on_first: path -> the mean of looking at the first token (1 or 0), over the query tokens after it.
+        chances: path -> the mean of 1 / (number of tokens that can be looked at), over the same tokens.
     """
 
     weights = True
@@ -50,6 +53,7 @@ class Positional(Observer):
         measured = [site for site in sites if site.role in self.roles]
         self.counts = {site.path: torch.zeros(site.num_heads, 1, dtype=torch.int64) for site in measured}
         self.on_first = {site.path: RunningMean() for site in measured}
+        self.chances = {site.path: RunningMean() for site in measured}
         self.finite = {site.path: True for site in measured}
 
     def see_weights(self, site: AttentionSite, attention: Attention, batch: Batch) -> None:
@@ -65,7 +69,10 @@ class Positional(Observer):
         self.counts[site.path] = add_centred(self.counts[site.path], counts)
         first, later = first_and_later(site, attention, batch)
         hits = batch.counted(site, (positions == first[:, None, None]).mT)  # (N, H)
-        self.on_first[site.path].add(hits[batch.counted(site, later)].double())
+        counts_later = batch.counted(site, later)
+        self.on_first[site.path].add(hits[counts_later].double())
+        visible = batch.counted(site, visible_tokens(site, attention, batch))
+        self.chances[site.path].add(1 / visible[counts_later].double())
         if not torch.isfinite(values).all():  # rare: NaN may stand in padding
             self.finite[site.path] &= bool(torch.isfinite(batch.counted(site, values.mT)).all())
 
@@ -88,8 +95,22 @@ class Positional(Observer):
             nearest_first = counts[:, torch.tensor(order) + middle]
             best, most = first_largest(nearest_first)
             sinks = self.on_first[path].mean() if self.on_first[path].count else torch.zeros(len(counts)).double()
-            numbers[path] = PositionalNumbers(torch.tensor(order)[best], most.double() / tokens, tokens, sinks)
+            chance = float(self.chances[path].mean()) if self.chances[path].count else 0.0
+            numbers[path] = PositionalNumbers(torch.tensor(order)[best], most.double() / tokens, tokens, sinks, chance)
         return numbers
+
+
+def visible_tokens(site: AttentionSite, attention: Attention, batch: Batch) -> Tensor:
+    """Return how many tokens each query token can look at, [B, T]: all of the sentence, or those so far.
+
+    Windows are not regarded.
+    """
+    size, _, length, _ = attention.weights.shape
+    mask = batch.keys(site)
+    keys = torch.ones(size, length, dtype=torch.int64) if mask is None else mask.long()
+    keys = keys.to(attention.weights.device)
+    counts = keys.cumsum(1) if site.role == "dec-self" else keys.sum(1, keepdim=True).expand(-1, length)
+    return counts.clamp(min=1)
 
 
 def add_centred(one: Tensor, other: Tensor) -> Tensor:

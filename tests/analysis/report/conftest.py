@@ -1,6 +1,7 @@
 """A report of a small model with all roles, and its page."""
 
 import pytest
+from chromium import Browser
 from heads_by_hand import EOS, ended, model_in
 from model_inputs import cast
 
@@ -23,3 +24,19 @@ def report() -> HeadReport:
 def html(report, tmp_path_factory):
     """The path of its page."""
     return report.save_html(tmp_path_factory.mktemp("page") / "deep" / "report.html")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with Browser(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(browser, html):
+    """The page in a browser, anew; whatever is done with it, its console stays empty."""
+    browser.problems.clear()
+    browser.open(html)
+    browser.wait("document.querySelector('#tokens .token')")
+    yield browser
+    assert browser.problems == []

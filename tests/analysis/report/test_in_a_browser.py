@@ -1,69 +1,19 @@
-"""The page as a reader uses it: sorting, filters, maps, the head that is open, sentences; by mouse and by keyboard."""
+"""The page as a reader uses it: the table, filters, maps, the head that is open; by mouse and by keyboard."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
-from chromium import MISSING, PROGRAM, Browser
-from tokenizers_made import fast
-from transformers import AutoModel, BertConfig, GPT2Config, MarianConfig
-
-from collab_heads import analyze_heads
+from chromium import MISSING, PROGRAM
+from report_page import ACTIVE, TABLE, choose, column, data, site_of, text
 
 pytest.importorskip("matplotlib")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(PROGRAM is None, reason=MISSING)]
-HALF_A_STEP = 0.5 / 255 + 1e-6  # the root of a weight is a byte
-TABLE = "document.querySelector('#all table')"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    with Browser(tmp_path_factory.mktemp("profile")) as browser:
-        yield browser
-
-
-@pytest.fixture
-def page(browser, html):
-    """The page, anew; whatever is done with it, its console stays empty."""
-    browser.problems.clear()
-    browser.open(html)
-    browser.wait("document.querySelector('#tokens .token')")
-    yield browser
-    assert browser.problems == []
-
-
-def column(page, name: str) -> list[str]:
-    """The cells of a column that are shown."""
-    names = page.value(f"[...{TABLE}.tHead.rows[0].cells].map(c => c.textContent)")
-    rows = f"[...{TABLE}.tBodies[0].rows].filter(r => !r.hidden)"
-    return page.value(f"{rows}.map(r => r.cells[{names.index(name)}].textContent)")
 
 
 def header(name: str) -> str:
     return f"#all th:nth-child({name}) button"
-
-
-def text(page, selector: str) -> str:
-    return page.value(f"document.querySelector({json.dumps(selector)}).textContent")
-
-
-def choose(page, label: str, value) -> None:
-    """Choose from a list by its label."""
-    page.value(
-        f"(() => {{ const l = [...document.querySelectorAll('label')].find(l => l.firstChild.data === '{label}'); "
-        f"const s = l.querySelector('select'); s.value = {json.dumps(str(value))}; "
-        "s.dispatchEvent(new Event('change')); })()"
-    )
-
-
-def data(page) -> dict:
-    return page.value("JSON.parse(document.getElementById('data').textContent)")
-
-
-def site_of(page, head: dict) -> tuple[str, int]:
-    """Role and layer of a head."""
-    site = data(page)["sites"][head["site"]]
-    return site["group"], site["layer"]
 
 
 def test_the_table_sorts_by_a_click(page):
@@ -131,64 +81,96 @@ def test_a_click_opens_a_head(page):
     assert page.value("document.querySelector('#maps .open').dataset.head") == opened
 
 
-def test_where_a_head_looks_is_its_attention(page, report):
-    """Of the last head of the last site, in the longest sentence: as the model computed it, to a byte."""
-    last = len(data(page)["heads"]) - 1
-    choose(page, "sentence", 2)
-    page.click(f"#maps button[data-head='{last}']")
-    weights, queries, keys = report.examples[2].of(report.sites[-1])
-    column = "[...document.querySelectorAll('#tokens .tokens:{}-child .token{}')]"
-    page.wait(f"{column.format('last', '')}.length === {len(keys)}")
-    page.wait(f"{column.format('first', '')}.length === {len(queries)}")
-    for query in (0, len(queries) - 1):
-        page.hover(f"#tokens .tokens:first-child .token:nth-child({query + 1})")
-        seen = page.value(f"{column.format('last', '')}.map(t => +t.style.getPropertyValue('--weight'))")
-        roots = [weight**0.5 for weight in seen]
-        assert roots == pytest.approx(weights[-1, query].sqrt().tolist(), abs=HALF_A_STEP)
+STOPS = "document.querySelectorAll('#maps [tabindex=\"0\"]').length"
 
 
 def test_the_keyboard_moves_opens_and_goes_back(page):
-    """Removed heads are passed over; a map is one stop of the tabulator."""
-    grids, stops = "#maps [role=grid]", "document.querySelectorAll('#maps button[tabindex=\"0\"]').length"
-    assert page.value(stops) == page.value(f"document.querySelectorAll('{grids}').length")
-    page.value("document.querySelector('#maps button').focus()")
+    """Removed heads are passed over; all maps are two stops of the tabulator: a head, and the legend of its map."""
+    assert page.value(STOPS) == 2
+    page.value("document.querySelector('#maps [data-head][tabindex=\"0\"]').focus()")
     page.press("ArrowDown", "ArrowRight")
-    place = page.value("document.activeElement.dataset.head")
-    label = page.value("document.activeElement.getAttribute('aria-label')")
-    assert page.value(stops) == page.value(f"document.querySelectorAll('{grids}').length")
-    page.press("Enter")
+    place = page.value(f"{ACTIVE}.dataset.head")
+    label = page.value(f"{ACTIVE}.getAttribute('aria-label')")
+    assert page.value(STOPS) == 2
+    page.press("PageDown")
+    assert page.value(f"{ACTIVE}.dataset.head") == place
+    second = data(page)["measures"][1]["name"]
+    assert f": {second} " in page.value(f"{ACTIVE}.getAttribute('aria-label')")
+    assert page.value(f"{ACTIVE}.closest('figure').querySelector('summary').tabIndex") == 0 and page.value(STOPS) == 2
+    page.press("PageUp", "PageUp", "Enter")  # there is none above the first
     assert label.startswith(text(page, "#head h3") + ":")
-    assert page.value("document.activeElement === document.querySelector('#head h3')")
+    assert page.value(f"{ACTIVE} === document.querySelector('#head h3')")
     page.press("Escape")
-    assert page.value("document.activeElement.dataset.head") == place
+    assert page.value(f"{ACTIVE}.dataset.head") == place
 
 
-def test_a_sentence_and_the_view_of_its_tokens(page):
-    sentences = data(page)["sentences"]
-    tokens = "[...document.querySelectorAll('#tokens .tokens:first-child .token span')].map(t => t.textContent)"
-    assert page.value(tokens) == sentences[1]["tokens"]["encoder"]  # of middle length
-    choose(page, "sentence", 2)
-    page.wait(f"{tokens}.length === {len(sentences[2]['tokens']['encoder'])}")
-    lines = "document.querySelectorAll('#tokens line').length"
-    every = page.value(lines)
-    page.hover("#tokens .tokens:first-child .token")
-    assert 0 < page.value(lines) < every
-    seen = page.value(
-        "[...document.querySelectorAll('#tokens .tokens:last-child .token small')].map(t => t.textContent)"
+def test_few_tabs_lead_to_the_maps(page):
+    """A link at the top is the first stop; what is open is where the maps are entered."""
+    page.value("document.activeElement.blur()")
+    page.press("Tab")
+    assert page.value(f"{ACTIVE}.textContent") == "Skip to the maps"
+    assert page.value(f"{ACTIVE}.getBoundingClientRect().left") >= 0
+    page.press("Enter")
+    assert page.value(f"{ACTIVE}.dataset.head === document.querySelector('#maps .open').dataset.head")
+    page.click("#all tbody tr:nth-child(4) td:nth-child(5)")
+    assert page.value("document.querySelector('#maps [data-head][tabindex=\"0\"]').dataset.head") == "3"
+    page.value("document.querySelector('.skip a:nth-child(2)').focus()")
+    page.press("Enter")
+    assert page.value(f"{ACTIVE} === document.querySelector('.matrix.open')")
+
+
+def test_columns_have_the_numbers_of_heads(page):
+    """Above the cells of their heads, in every map."""
+    for grid in range(page.value("document.querySelectorAll('#maps [role=grid]').length")):
+        found = f"document.querySelectorAll('#maps [role=grid]')[{grid}]"
+        middle = "(e => { const r = e.getBoundingClientRect(); return Math.round(r.left + r.width / 2); })"
+        numbers = page.value(f"[...{found}.querySelectorAll('.numbers span')].slice(1).map(e => e.textContent)")
+        assert numbers == list(map(str, range(4)))
+        places = page.value(f"[...{found}.querySelectorAll('.numbers span')].slice(1).map({middle})")
+        cells = page.value(
+            f"[...{found}.querySelectorAll('[data-head]')].map(e => [Number(e.dataset.head), {middle}(e)])"
+        )
+        for head, place in cells:
+            assert abs(places[data(page)["heads"][head]["number"]] - place) <= 1
+
+
+def test_colours_are_those_of_the_scale(browser, report, tmp_path):
+    """One outlier: the others keep their colours, and the legend says how."""
+    values = {site.path: torch.linspace(0, 0.9, site.num_heads) + place for place, site in enumerate(report.sites)}
+    values[report.sites[-1].path][-1] = 1e6
+    browser.problems.clear()
+    browser.open(replace(report, statistics=None, worth=None, gates=values).save_html(tmp_path / "report.html"))
+    browser.wait("document.querySelector('#maps figure:last-of-type .cell, #maps button')")
+    place = next(n for n, each in enumerate(data(browser)["measures"]) if each["name"] == "gate")
+    figure = "[...document.querySelectorAll('#maps figure')].find(f => f.textContent.startsWith('Gates'))"
+    assert data(browser)["measures"][place]["scale"] == "rank"
+    legend = browser.value(f"{figure}.querySelector('.key').textContent")
+    assert legend.startswith("0") and "1.0e+6" in legend and "by rank: the middle is " in legend
+    colours = browser.value(f"[...{figure}.querySelectorAll('button')].map(b => getComputedStyle(b).backgroundImage)")
+    assert len(set(colours)) == len(colours) > 4 and browser.problems == []
+
+
+CODE = "document.querySelector('.code pre').textContent"
+
+
+def test_code_is_copied(page):
+    page.send("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+    assert page.value("document.querySelectorAll('main pre').length") == page.value(
+        "document.querySelectorAll('.code .copy').length"
     )
-    said = page.value("document.querySelector('#tokens .token').getAttribute('aria-label')")
-    largest = max(seen, key=lambda share: int(share.split()[0]) if share else 0)
-    assert " looks at " in said and largest in said
-    page.value("document.querySelector('#tokens .token').focus()")
-    page.press("ArrowDown")
-    assert page.value("document.activeElement.dataset.place") == "1"
-    choose(page, "show as", "shading")
-    page.wait("document.querySelector('#tokens .shading')")
-    page.hover("#tokens .flow .token:nth-child(2)")
-    looked_at = "[...document.querySelectorAll('#tokens .flow:last-child .token')]"
-    assert sum(page.value(f"{looked_at}.map(t => +t.style.getPropertyValue('--weight'))")) == pytest.approx(
-        1.0, abs=0.05
-    )  # a byte a weight
+    page.click(".code .copy")
+    page.wait("document.querySelector('.code .copy').textContent === 'copied'")
+    assert page.value("navigator.clipboard.readText()") == page.value(CODE) and "prune_heads" in page.value(CODE)
+    page.wait("document.querySelector('.code .copy').textContent === 'copy'")
+
+
+def test_code_is_selected_where_the_clipboard_is_closed(page):
+    page.value(
+        "document.execCommand = () => false; navigator.clipboard.writeText = () => Promise.reject(new Error()); 0"
+    )
+    page.click(".code .copy")
+    page.wait("document.querySelector('.code .copy').textContent.startsWith('selected')")
+    assert page.value("getSelection().toString()").split() == page.value(CODE).split()
 
 
 @pytest.mark.parametrize("scheme", ("light", "dark"))
@@ -207,54 +189,6 @@ def test_it_can_be_read_at_400_pixels_in_light_and_dark(page, scheme):
     finally:
         page.resize(1200, 900)
         page.scheme("light")
-
-
-CANVASES = "document.querySelectorAll('#matrices canvas')"
-
-
-def test_all_heads_of_a_layer_and_one_head_in_all_layers(page, report):
-    """Every map has the colours of its weights."""
-    heads = data(page)["heads"]
-    choose(page, "sentence", 2)
-    page.click(f"#maps button[data-head='{len(heads) - 1}']")
-    last = report.sites[-1]
-    weights, queries, keys = report.examples[2].of(last)
-    page.wait(
-        f"document.querySelector('#matrices h3').textContent === 'Attention maps: {last.role}, layer {last.layer}'"
-    )
-    assert page.value(f"[...{CANVASES}].map(c => [c.width, c.height])") == [[len(keys), len(queries)]] * last.num_heads
-    shown = page.value("[...document.querySelectorAll('.matrix')].map(b => +b.dataset.head)")
-    assert shown == [place for place, head in enumerate(heads) if head["site"] == len(report.sites) - 1]
-    for place in range(last.num_heads):
-        pixels = f"{CANVASES}[{place}].getContext('2d').getImageData(0, 0, {len(keys)}, {len(queries)}).data"
-        brightness = page.value(f"[...{pixels}].filter((_, i) => i % 4 === 1)")  # green rises along the scale
-        order = sorted(range(len(brightness)), key=weights[place].flatten().tolist().__getitem__)
-        assert [brightness[i] for i in order] == sorted(brightness) and len(set(brightness)) > 3
-    assert page.value("document.querySelector('.matrix.open').dataset.head") == str(len(heads) - 1)
-    choose(page, "beside the head that is open", "head")
-    number = heads[-1]["number"]
-    page.wait(f"document.querySelector('#matrices h3').textContent.endsWith('head {number}, all layers')")
-    shown = page.value("[...document.querySelectorAll('.matrix')].map(b => +b.dataset.head)")
-    same = [site_of(page, heads[place]) for place in shown]
-    assert {role for role, _ in same} == {last.role} and {heads[place]["number"] for place in shown} == {number}
-    assert len(shown) == sum(number in report.heads[s.path] for s in report.sites if s.role == last.role)
-    choose(page, "beside the head that is open", "layer")
-
-
-def test_maps_beside_each_other_by_mouse_and_keyboard(page):
-    page.wait(f"{CANVASES}.length > 1")
-    page.hover(".matrix:nth-child(2) canvas")
-    assert " looks at " in text(page, "#matrices .tip") and text(page, "#matrices .tip").endswith(" %")
-    assert page.value("document.querySelectorAll('.matrix[tabindex=\"0\"]').length") == 1
-    page.value("document.querySelector('.matrix').focus()")
-    page.press("ArrowRight")
-    place = page.value("document.activeElement.dataset.head")
-    label = page.value("document.activeElement.getAttribute('aria-label')")
-    page.press("Enter")
-    assert place == "1" and label.startswith(text(page, "#head h3") + ": ") and label.endswith(tuple(PLACES))
-
-
-PLACES = ("the previous token", "the token itself", "the next token", "the first token", "the last token")
 
 
 def test_every_head_has_an_address(page, html):
@@ -279,80 +213,6 @@ def test_every_head_has_an_address(page, html):
     page.open(html, "#9-9")
     page.wait("document.querySelector('#tokens .token')")
     assert page.value(opened) == "0"
-
-
-LENGTH = 200
-TEXT = (  # Charles Dickens, A Tale of Two Cities, 1859
-    "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness, it "
-    "was the epoch of belief, it was the epoch of incredulity, it was the season of Light, it was the season of "
-    "Darkness, it was the spring of hope, it was the winter of despair, we had everything before us, we had nothing "
-    "before us, we were all going direct to Heaven, we were all going direct the other way - in short, the period was "
-    "so far like the present period, that some of its noisiest authorities insisted on its being received, for good or "
-    "for evil, in the superlative degree of comparison only. There were a king with a large jaw and a queen with a "
-    "plain face, on the throne of England; there were a king with a large jaw and a queen with a fair face, on the "
-    "throne of France. In both countries it was clearer than crystal to the lords of the State preserves of loaves and "
-    "fishes, that things in general were settled for ever."
-)
-SIZES = {"vocab_size": 500, "pad_token_id": 0}
-LAYERS = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
-WIDTHS = {"encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "eos_token_id": 2, "decoder_start_token_id": 0}
-LONG = {  # family -> its config, and the kind of tokenizer
-    "bert": (
-        BertConfig(**SIZES, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32),
-        "WordPiece",
-    ),
-    "marian": (MarianConfig(**SIZES, **LAYERS, **WIDTHS, d_model=32, max_position_embeddings=256), "Unigram"),
-    "gpt2": (GPT2Config(**SIZES, n_embd=32, n_layer=2, n_head=4, n_positions=256), "byte-level BPE"),
-}
-
-
-@pytest.fixture(scope="module", params=LONG)
-def long_page(request, tmp_path_factory):
-    """The page of a small model that read a sentence of 200 tokens, as a translation with as many."""
-    config, kind = LONG[request.param]
-    torch.manual_seed(0)
-    model, tokenizer = AutoModel.from_config(config, attn_implementation="eager").eval(), fast(kind, [TEXT])
-    batch = tokenizer(TEXT, truncation=True, max_length=LENGTH, return_tensors="pt")
-    assert batch["input_ids"].shape == (1, LENGTH)
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    if config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = inputs["input_ids"].flip(1)
-    parts = ("statistics", "roles", "relevance", "reconstruction")
-    found = analyze_heads(model, [inputs], tokenizer=tokenizer, exclude=[tokenizer.eos_token_id], parts=parts)
-    return found.save_html(tmp_path_factory.mktemp("long") / "report.html")
-
-
-@pytest.mark.parametrize("scheme", ("light", "dark"))
-@pytest.mark.parametrize("width", (400, 1400))
-def test_a_long_sentence_has_a_box_of_its_own(browser, long_page, width, scheme):
-    """All of its tokens are there, the open head says where they look, and the page is no wider than the window."""
-    browser.problems.clear()
-    browser.resize(width, 900)
-    browser.scheme(scheme)
-    try:
-        browser.open(long_page)
-        browser.wait(f"document.querySelectorAll('#tokens .token').length === {2 * LENGTH} && {CANVASES}.length > 1")
-        assert browser.value("document.documentElement.scrollWidth") <= width
-        assert browser.value("document.querySelector('#tokens').clientHeight") < 500
-        assert browser.value("document.querySelector('#tokens').scrollHeight") > 4000
-        assert browser.value(f"[{CANVASES}[0].width, {CANVASES}[0].height]") == [LENGTH, LENGTH]
-        roles = {site["group"] for site in data(browser)["sites"]}
-        for role in roles:
-            head = next(n for n, head in enumerate(data(browser)["heads"]) if site_of(browser, head)[0] == role)
-            browser.click(f"#maps button[data-head='{head}']")
-            browser.wait(f"document.querySelector('.matrix.open')?.dataset.head === '{head}'")
-            assert browser.value("document.querySelectorAll('#tokens .token').length") == 2 * LENGTH
-            browser.hover("#tokens .token:nth-child(150)")
-            browser.wait("document.querySelector('#tokens .token:nth-child(150)').ariaLabel.includes(' looks at ')")
-            assert browser.value("document.documentElement.scrollWidth") <= width
-        choose(browser, "show as", "shading")
-        browser.wait("document.querySelector('#tokens .shading')")
-        assert browser.value("document.documentElement.scrollWidth") <= width
-        assert browser.value("document.querySelector('figure img').naturalWidth") > 100
-        assert browser.problems == []
-    finally:
-        browser.resize(1200, 900)
-        browser.scheme("light")
 
 
 def test_everything_that_can_be_used_has_a_name(page):

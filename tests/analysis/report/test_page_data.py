@@ -52,7 +52,8 @@ def test_heads_have_the_numbers_of_the_report(report, data):
     assert {site["total"] for site in data["sites"]} == {4}
     for place, measure in enumerate(data["measures"]):
         values = [each["values"][place] for each in data["heads"] if each["values"][place] is not None]
-        assert measure["ends"] == [min(values), max(values)] and measure["title"] and measure["legend"]
+        assert measure["stops"][0] <= min(values) <= max(values) <= measure["stops"][-1]
+        assert measure["stops"] == sorted(measure["stops"]) and measure["title"] and measure["legend"]
 
 
 def test_nearest_heads_are_those_with_the_largest_cosine(report, data):

@@ -21,6 +21,7 @@ from collab_heads.analysis.report.savings import (
     cheapest,
     fewer_heads,
     kept_heads,
+    metric_without,
     most_alike,
     predicted,
     savings_html,
@@ -136,6 +137,15 @@ def test_pairs_are_the_most_alike_of_one_layer(report):
     near = {path: torch.ones_like(matrix) for path, matrix in report.statistics.cosine.items()}
     alike = replace(report, statistics=replace(report.statistics, cosine=near))
     assert "could do the work of both" in savings_html(alike) and "No two put out" in savings_html(report)
+
+
+def test_the_metric_without_the_heads_that_can_go(report):
+    ablation = harmful(report, {site.path: [0.0] * site.num_heads for site in report.sites})
+    measured = replace(report, ablation=ablation, without_cheapest=2.5)
+    said = "Loss: 2 with all heads, 2.5 without them, W_O as it is"
+    assert metric_without(measured) == said and said in savings_html(measured) and said in str(measured)
+    for unknown in (report, replace(measured, without_cheapest=None), replace(measured, ablation=None)):
+        assert metric_without(unknown) == "" and "W_O as it is" not in savings_html(unknown) + str(unknown)
 
 
 def test_prices_that_were_measured_or_planned(report):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from known_heads import SMALL, looking, show, site, text
 
-from collab_heads.analysis.roles.labels import LEAST_TOKENS, RoleThresholds, roles_from_measures
+from collab_heads.analysis.roles.labels import LEAST_TOKENS, HeadRoles, RoleThresholds, roles_from_measures
 from collab_heads.analysis.roles.positional import Positional
 from collab_heads.errors import CalibrationError, NonFiniteError
 
@@ -82,14 +82,54 @@ def test_a_head_that_looks_at_the_first_token_is_not_positional(left):
     assert numbers.tokens == 3 and numbers.offset.tolist() == [0, -1] and numbers.share.tolist() == [1 / 3, 2 / 3]
     assert numbers.first_token.dtype == torch.float64 and numbers.first_token.tolist() == [1.0, 0.5]
     for least, labels in (
-        (0.5, (("first token",), ("first token",))),
+        (0.5, (("first token",), ())),  # no more often than the median head
         (0.6, (("first token",), ("positional -1",))),
     ):
         thresholds = RoleThresholds(positional=0.3, first_token=least, samples=SMALL.samples)
         roles = roles_from_measures([site()], {"one": (0, 1)}, positional=seen, thresholds=thresholds)
         assert roles.labels == {"one": labels}
-    assert "first token (1.00)" in str(roles) and "1 positional, 1 first token" in str(roles)
+    assert numbers.first_chance == pytest.approx(1 / 3)
+    assert "first token (1.00, median head 0.50, chance 0.33)" in str(roles) and "1 positional, 1 first token" in str(
+        roles
+    )
     assert roles.to_dict()["positional"]["one"]["first_token"] == [1.0, 0.5]
+
+
+def on_first(shares: list[float], role: str = "enc-self", tokens: int = 11) -> HeadRoles:
+    """The roles of heads that look at the first of some tokens for a share of the others, and else at themselves."""
+    looks = [[[0 if t <= share * (tokens - 1) else t for t in range(tokens)] for share in shares]]
+    where = [site(heads=len(shares), role=role)]
+    seen = show(Positional(), where, [(text([[2] * tokens]), {"one": looking(looks, tokens)})])
+    return roles_from_measures(where, {"one": tuple(range(len(shares)))}, positional=seen, thresholds=SMALL)
+
+
+@pytest.mark.parametrize(
+    ("shares", "labelled", "habit"),
+    (
+        ([0.5, 0.1, 0.1, 0.2], [0], False),
+        ([1.0, 0.9, 0.8, 0.9, 0.7], [], True),  # all rest there
+        ([1.0, 0.5, 0.6, 0.6, 0.7], [0], True),  # one does far more often than the others
+        ([1.0, 1.0, 0.3, 0.3, 0.4], [0, 1], False),
+        ([0.4, 0.1, 0.1], [], False),
+        ([0.9], [], True),  # nothing to compare a lone head with
+    ),
+)
+def test_the_role_of_looking_at_the_first_token_is_relative_to_the_model(shares, labelled, habit):
+    roles = on_first(shares)
+    numbers = roles.positional["one"]
+    assert numbers.first_token.tolist() == pytest.approx(shares) and numbers.first_chance == pytest.approx(1 / 11)
+    assert [head for head, labels in enumerate(roles.labels["one"]) if "first token" in labels] == labelled
+    resting = sum(share >= 0.5 for share in shares)
+    said = f"{resting} of {len(shares)} heads of enc-self look most at the first token"
+    assert (said in "".join(roles.habits())) == (said in str(roles)) == habit == bool(roles.habits())
+
+
+def test_the_role_of_looking_at_the_first_token_is_relative_to_chance():
+    """A decoder's second token has two to look at: in a text of three, more than 0.4 of any head's looks fall there."""
+    roles = on_first([0.5, 0.0, 0.0], "dec-self", 3)
+    assert roles.positional["one"].first_chance == pytest.approx((1 / 2 + 1 / 3) / 2)
+    assert roles.positional["one"].first_token.tolist() == [0.5, 0, 0] and "first token" not in str(roles.labels)
+    assert "first token" in str(on_first([1.0, 0.0, 0.0], "dec-self", 3).labels)
 
 
 @pytest.mark.parametrize("missing", (0, 1))

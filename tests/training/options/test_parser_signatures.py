@@ -16,7 +16,14 @@ OPTIONS = (
     ("prune", "heads.prune", collab_heads.prune_heads, {"criterion": "head_selection"}),
     ("analyze", "analysis.analyze", collab_heads.analyze_heads, {"num_examples": "examples"}),
 )
-OTHERWISE = {"parts", "prefixes", "compare_with", "data", "plan"}  # a flag that is not given is None; another thing
+OTHERWISE = {
+    "parts",
+    "prefixes",
+    "compare_with",
+    "data",
+    "plan",
+    "sentences",
+}  # a flag that is not given is None; another thing
 
 
 @pytest.mark.parametrize(("command", "module", "function", "flags"), OPTIONS, ids=[each[0] for each in OPTIONS])

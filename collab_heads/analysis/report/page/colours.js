@@ -17,13 +17,17 @@ function between(colours, place) {
   return `#${mixed.map((value) => value.toString(16).padStart(2, "0")).join("")}`;
 }
 
-/** The scale of a measure: its ends, its colours, and the place of a value. Both signs: zero is the middle. */
-function scaleOf(measure) {
-  let [low, high] = measure.ends;
-  const signed = low < 0 && high > 0;
-  if (signed) [low, high] = [-Math.max(-low, high), Math.max(-low, high)];
-  const colours = signed ? DIVERGING : SEQUENTIAL;
-  return { low, high, colours, colour: (value) => between(colours, high > low ? (value - low) / (high - low) : 0.5) };
+/** The scale of a measure: a number for every colour, see scales.py, and the colour of a value between them. */
+function scaleOf({ scale, stops }) {
+  const [low, middle, high] = [stops[0], stops[stops.length / 2 - 0.5], stops.at(-1)];
+  const colours = low < 0 && high > 0 ? DIVERGING : SEQUENTIAL;
+  function colour(value) {
+    const above = 1 + stops.slice(1, -1).filter((stop) => stop < value).length;
+    const [below, width] = [stops[above - 1], stops[above] - stops[above - 1]];
+    return between(colours, high > low ? (above - 1 + (width > 0 ? (value - below) / width : 0.5)) / (stops.length - 1) : 0.5);
+  }
+  const said = scale === "linear" ? "" : `by ${scale}: the middle is ${number(middle)}`;
+  return { low, high, said, colours, colour };
 }
 
 /** One colour beside the other, as the background of a cell. */

@@ -52,9 +52,9 @@ const unpacked = new Map(); // sentence -> a promise of its weights
 
 /**
  * The attention of a head in a sentence: tokens that look, tokens looked at, and the weight from one to the other.
- * `root` is the square root of the weight as a byte, which is what colours show.
+ * `root` is the square root of the weight as a byte, which is what colours show. `words`: see words.js.
  */
-async function attentionOf(head, place) {
+async function attentionOf(head, place, words) {
   const sentence = DATA.sentences[place];
   if (!unpacked.has(place)) unpacked.set(place, inflate(sentence.maps));
   const bytes = await unpacked.get(place);
@@ -69,7 +69,7 @@ async function attentionOf(head, place) {
   const own = bytes.subarray(start, start + queries * keys);
   const { power } = sentence;
   const [from, to] = siteOf(head).sides;
-  return {
+  const seen = {
     queries: sentence.tokens[from],
     keys: sentence.tokens[to],
     self: from === to,
@@ -77,4 +77,5 @@ async function attentionOf(head, place) {
     weight: (query, key) => (own[query * keys + key] / STEPS) ** power,
     root: (query, key) => (power === 2 ? own[query * keys + key] : Math.round(Math.sqrt(own[query * keys + key] * STEPS))),
   };
+  return words ? inWords(seen, sentence.words[from], sentence.words[to]) : seen;
 }

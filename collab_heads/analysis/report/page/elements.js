@@ -25,13 +25,13 @@ function placeTip(tip, left, top, bottom) {
   tip.style.top = `${below + tip.offsetHeight > window.innerHeight ? top - tip.offsetHeight - 6 : below}px`;
 }
 
-/** One tab stop for many elements: arrows move between them. `next` gives the one to go to, or nothing. */
+/** One tab stop for many elements: keys move between them. `next` gives the one to go to, or nothing. */
 function withArrows(holder, selector, next) {
   holder.addEventListener("keydown", (event) => {
     const here = event.target.closest(selector);
-    if (!here || !/^(Arrow|Home$|End$)/.test(event.key)) return;
+    if (!here || !/^(Arrow|Page|Home$|End$)/.test(event.key)) return;
     const there = next(here, event.key);
-    event.preventDefault();
+    if (there || !event.key.startsWith("Page")) event.preventDefault(); // where nothing takes these keys, they scroll
     if (!there) return;
     here.tabIndex = -1;
     there.tabIndex = 0;

@@ -1,6 +1,6 @@
 // The head that is open: what it does, where it looks in a sentence, its numbers, the heads nearest to it.
 
-const VIEWS = { lines: linesView, shading: shadingView };
+const VIEWS = { lines: linesView, shading: shadingView, map: mapView };
 
 function headPanel() {
   const panel = element("aside", { id: "head", "aria-label": "The head that is open" });
@@ -11,18 +11,21 @@ function headPanel() {
     change({ sentence: Number(value) }),
   );
   sentence.querySelector("select").value = state.sentence;
-  const view = choice("show as", [["lines", "lines"], ["shading", "shading"]], (value) => change({ view: value }));
+  const view = choice("show as", Object.keys(VIEWS).map((name) => [name, name]), (value) => change({ view: value }));
+  const units = [["", "pieces of words"], ["words", "words"]];
+  const unit = HAS_WORDS ? choice("of", units, (value) => change({ words: Boolean(value) })) : null;
   const words = element("p", { class: "words", "aria-live": "polite" });
   const said = element("p", { class: "words said", "aria-hidden": "true" }); // of the token that is pointed at: its label
   const tokens = element("div", { id: "tokens", role: "group" });
+  const say = (text) => (said.textContent = text);
   for (const kind of ["mouseover", "focusin"]) {
     tokens.addEventListener(kind, (event) => {
       const token = event.target.closest(".token");
-      if (token) said.textContent = token.getAttribute("aria-label");
+      if (token) say(token.getAttribute("aria-label"));
     });
   }
   const about = element("div", { class: "about" });
-  const looking = DATA.sentences.length ? [element("div", { class: "choices" }, sentence, view), words, said, tokens] : [];
+  const looking = DATA.sentences.length ? [element("div", { class: "choices" }, sentence, view, unit), words, said, tokens] : [];
   const back = element("button", { type: "button", class: "link back", click: goBack }, "back to the maps");
   panel.append(element("div", { class: "title" }, title, link), back, roles, ...looking, about);
   panel.addEventListener("keydown", (event) => {
@@ -30,7 +33,7 @@ function headPanel() {
   });
 
   function goBack() {
-    document.querySelector(`#maps [data-head="${state.head}"]`).focus();
+    document.querySelector('#maps [data-head][tabindex="0"]').focus();
   }
 
   function showHead() {
@@ -45,19 +48,20 @@ function headPanel() {
 
   async function showSentence() {
     if (!DATA.sentences.length) return;
-    const [head, place, shape] = [HEADS[state.head], state.sentence, state.view];
-    const seen = await attentionOf(head, place);
-    if (head !== HEADS[state.head] || place !== state.sentence || shape !== state.view) return; // meanwhile changed
+    const wanted = () => [HEADS[state.head], state.sentence, state.view, state.words];
+    const [head, place, shape, inWhole] = wanted();
+    const seen = await attentionOf(head, place, inWhole);
+    if (wanted().some((now, i) => now !== [head, place, shape, inWhole][i])) return; // meanwhile changed
     const cut = seen.cut > 0 ? ` Only the first tokens are shown; ${seen.cut} more are not.` : "";
     words.textContent = `${nameOf(head)}: ${seenInWords(seen)} in this sentence.${cut}`;
-    said.textContent = "Point at a token to read where it looks.";
+    say(`Point at a ${inWhole ? "word" : "token"} to read where it looks.`);
     tokens.setAttribute("aria-label", words.textContent);
-    tokens.replaceChildren(VIEWS[shape](seen));
+    tokens.replaceChildren(VIEWS[shape](seen, say));
   }
 
   whenChanged((changes) => {
     if ("head" in changes) showHead();
-    if ("head" in changes || "sentence" in changes || "view" in changes) showSentence();
+    if (["head", "sentence", "view", "words"].some((name) => name in changes)) showSentence();
   });
   showHead();
   showSentence();

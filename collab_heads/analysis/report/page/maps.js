@@ -2,7 +2,7 @@
 
 /** One map in all its groups; `paint` colours a cell (nothing: not measured there), `say` puts it into words. */
 function mapFigure({ title, legend, key, paint, say }) {
-  const about = element("details", {}, element("summary", {}, "what is this?"), element("p", {}, legend));
+  const about = element("details", {}, element("summary", { tabindex: -1 }, "what is this?"), element("p", {}, legend));
   const isMeasured = (group) => HEADS.some((head) => siteOf(head).group === group && paint(head));
   const grids = DATA.groups.filter(isMeasured).map((group) => gridOf(group, title, paint, say));
   return element("figure", { class: "map" }, element("figcaption", {}, element("strong", {}, title), key, about), grids);
@@ -15,15 +15,23 @@ function gridOf(group, title, paint, say) {
   const grid = element("div", { role: "grid", "aria-label": label, class: columns > 16 ? "grid small" : "grid" });
   grid.style.setProperty("--heads", columns);
   sites.sort((one, other) => one.layer - other.layer);
+  grid.append(columnNumbers(columns));
   for (const site of sites) {
     const row = element("div", { role: "row", class: "row" }, element("span", { role: "rowheader" }, `${site.layer}`));
     for (let head = 0; head < site.total; head += 1) row.append(cellOf(headAt(site.place, head), paint, say));
     grid.append(row);
   }
-  const first = grid.querySelector("button");
-  if (first) first.tabIndex = 0;
   const name = element("span", { class: "group", "aria-hidden": "true" }, group);
   return element("div", { class: "panel" }, DATA.groups.length > 1 ? name : null, grid);
+}
+
+/** The numbers of the heads above a map; where columns are narrow, every fourth. */
+function columnNumbers(columns) {
+  const every = columns > 16 ? 4 : 1;
+  const numbers = Array.from({ length: columns }, (_, head) =>
+    element("span", { role: "columnheader", "aria-label": `head ${head}` }, head % every ? "" : `${head}`),
+  );
+  return element("div", { role: "row", class: "row numbers" }, element("span", { role: "columnheader", "aria-label": "layer" }), numbers);
 }
 
 function cellOf(head, paint, say) {
@@ -62,7 +70,7 @@ function measureMap(measure, place) {
   const scale = scaleOf(measure);
   const bar = element("i", { class: "bar" });
   bar.style.background = `linear-gradient(to right, ${scale.colours.join(",")})`;
-  const key = element("span", { class: "key" }, number(scale.low), bar, number(scale.high));
+  const key = element("span", { class: "key" }, element("span", {}, number(scale.low), bar, number(scale.high)), scale.said);
   const paint = (head) => (head.values[place] === null ? null : { colours: [scale.colour(head.values[place])], letter: "" });
   const say = (head) => `${measure.name} ${number(head.values[place]) || "not measured"}`;
   return mapFigure({ title: measure.title, legend: measure.legend, key, paint, say });
@@ -70,7 +78,7 @@ function measureMap(measure, place) {
 
 /** All maps. Hovering or focusing a cell tells its numbers and shows the head in every map; a click opens it. */
 function mapsOfHeads() {
-  const maps = element("div", { id: "maps", role: "group", "aria-label": "maps: arrows move, Enter opens a head" });
+  const maps = element("div", { id: "maps", role: "group", "aria-label": "maps: arrows move, Page Up and Page Down change the map, Enter opens a head" });
   maps.append(...(HEADS.some((head) => head.kinds.length) ? [roleMap()] : []), ...DATA.measures.map(measureMap));
   const tip = element("div", { id: "tip", class: "tip", role: "tooltip", hidden: true });
   const cells = HEADS.map((_, place) => [...maps.querySelectorAll(`[data-head="${place}"]`)]);
@@ -95,8 +103,28 @@ function mapsOfHeads() {
     const cell = event.target.closest("[data-head]");
     if (cell) openHead(Number(cell.dataset.head), event);
   });
-  withArrows(maps, "button[data-head]", (cell, key) => cellBeside(cell, key));
-  const mark = () => cells.forEach((each, place) => each.forEach((cell) => cell.classList.toggle("open", place === state.head)));
+  /** One stop of the tabulator for all maps, and one for the legend of the map where it is. */
+  function stopAt(cell) {
+    for (const each of maps.querySelectorAll('[tabindex="0"]')) each.tabIndex = -1;
+    for (const each of [cell, cell.closest("figure").querySelector("summary")]) each.tabIndex = 0;
+  }
+
+  function stopAtHead() {
+    const map = maps.querySelector('[data-head][tabindex="0"]')?.closest("figure");
+    stopAt(cells[state.head].find((cell) => cell.closest("figure") === map) || cells[state.head][0]);
+  }
+
+  maps.addEventListener("focusin", (event) => {
+    if (event.target.matches("[data-head]")) stopAt(event.target);
+  });
+  withArrows(maps, "button[data-head]", (cell, key) => {
+    const same = cells[cell.dataset.head]; // in all maps
+    return key.startsWith("Page") ? same[same.indexOf(cell) + (key === "PageDown" ? 1 : -1)] : cellBeside(cell, key);
+  });
+  const mark = () => {
+    cells.forEach((each, place) => each.forEach((cell) => cell.classList.toggle("open", place === state.head)));
+    stopAtHead();
+  };
   const fade = () => cells.forEach((each, place) => each.forEach((cell) => cell.classList.toggle("faded", !isShown(HEADS[place]))));
   whenChanged((changes) => {
     if ("head" in changes) mark();

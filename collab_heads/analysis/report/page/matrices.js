@@ -23,19 +23,19 @@ function matrices() {
   const bar = element("i", { class: "bar" });
   bar.style.background = `linear-gradient(to right, ${SEQUENTIAL.join(",")})`;
   const key = element("span", { class: "key" }, "0", bar, "100 % of attention; the middle is 25 %");
-  const hint = "Rows look, columns are looked at, in the sentence chosen for the head that is open. A click or Enter opens a head.";
+  const hint = "Rows look, columns are looked at, in the sentence chosen for the head that is open: point at a cell to read its tokens. A click or Enter opens a head, which shows its map with all tokens.";
   const maps = element("div", { class: "maps", role: "group" });
   const tip = element("div", { class: "tip", role: "tooltip", hidden: true });
   section.append(title, element("div", { class: "choices" }, across, key), element("p", { class: "hint" }, hint), maps, tip);
   let shown = "";
 
   async function show() {
-    const [head, place] = [HEADS[state.head], state.sentence];
+    const [head, place, words] = [HEADS[state.head], state.sentence, state.words];
     const heads = headsBeside(head);
-    const wanted = `${heads.map((each) => HEADS.indexOf(each))} of ${place}`;
+    const wanted = `${heads.map((each) => HEADS.indexOf(each))} of ${place} ${words}`;
     if (wanted !== shown) {
       shown = wanted;
-      const figures = await Promise.all(heads.map(async (each) => mapOf(each, await attentionOf(each, place))));
+      const figures = await Promise.all(heads.map(async (each) => mapOf(each, await attentionOf(each, place, words))));
       if (wanted !== shown) return; // meanwhile changed
       maps.replaceChildren(...figures);
       const { group, layer } = siteOf(head);
@@ -55,13 +55,7 @@ function matrices() {
     const button = event.target.closest(".matrix");
     tip.hidden = !button || event.target.tagName !== "CANVAS";
     if (tip.hidden) return;
-    const { left, top, width, height } = event.target.getBoundingClientRect();
-    const { queries, keys, weight } = button.seen;
-    const [query, token] = [
-      Math.min(queries.length - 1, Math.floor(((event.clientY - top) / height) * queries.length)),
-      Math.min(keys.length - 1, Math.floor(((event.clientX - left) / width) * keys.length)),
-    ];
-    tip.replaceChildren(`${queries[query]} looks at ${keys[token]}: ${percent(weight(query, token))}`);
+    tip.replaceChildren(cellInWords(button.seen, ...cellUnder(event, button.seen)));
     placeTip(tip, event.clientX + 8, event.clientY, event.clientY + 8);
   }
 
@@ -77,7 +71,7 @@ function matrices() {
     return key === "Home" || key === "End" ? every.at(key === "Home" ? 0 : -1) : every[every.indexOf(here) + steps[key]];
   });
   whenChanged((changes) => {
-    if ("head" in changes || "sentence" in changes || "across" in changes) show();
+    if ("head" in changes || "sentence" in changes || "words" in changes || "across" in changes) show();
   });
   show();
   return section;
@@ -87,7 +81,7 @@ function matrices() {
 function mapOf(head, seen) {
   const name = state.across === "layer" ? `head ${head.number}` : `layer ${siteOf(head).layer}`;
   const canvas = element("canvas");
-  paintMap(canvas, seen);
+  paintMap(canvas, seen, MOST_CELLS);
   const label = `${nameOf(head)}: ${seenInWords(seen)}`;
   const button = element("button", { class: "matrix", type: "button", "data-head": HEADS.indexOf(head), "aria-label": label }, canvas, element("span", {}, name));
   const side = Math.min(SIDES[1], Math.max(SIDES[0], seen.keys.length));
@@ -97,8 +91,9 @@ function mapOf(head, seen) {
   return button;
 }
 
-function paintMap(canvas, { queries, keys, root }) {
-  const step = Math.ceil(Math.max(queries.length, keys.length) / MOST_CELLS);
+/** Paint a map of at most so many cells a side. */
+function paintMap(canvas, { queries, keys, root }, mostCells) {
+  const step = Math.max(1, Math.ceil(Math.max(queries.length, keys.length) / mostCells));
   const [width, height] = [keys.length, queries.length].map((count) => Math.ceil(count / step));
   const most = new Uint8Array(width * height);
   queries.forEach((_, query) =>

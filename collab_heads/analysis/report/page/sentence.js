@@ -22,7 +22,7 @@ function seenInWords(seen) {
     return [sum / queries.length, name];
   });
   const [share, name] = shares.sort((one, other) => other[0] - one[0])[0];
-  return `${percent(share)} of attention to ${name}`;
+  return `${percent(share)} of attention to ${state.words ? name.replace("token", "word") : name}`;
 }
 
 const SPACE = "\u2423"; // an open box, where a token begins a word

@@ -1,10 +1,10 @@
 // Put the parts into the page.
 
 if (HEADS) {
-  state.sentence = Math.max(0, Math.floor((DATA.sentences.length - 1) / 2)); // of middle length
+  state.sentence = DATA.first;
   const linked = headNamed(location.hash);
   state.head = linked >= 0 ? linked : Math.max(0, HEADS.findIndex((head) => head.labels.length));
-  const hint = "Point at a head to see its numbers and the same head in all maps; click, or press Enter, to open it.";
+  const hint = "In every map a row is a layer and a column is a head. Point at a head to see its numbers and the same head in all maps; click, or press Enter, to open it.";
   const explorer = document.getElementById("explorer");
   explorer.append(filtersForm(), element("p", { class: "hint" }, hint), element("div", { class: "columns" }, mapsOfHeads(), headPanel(), matrices()));
   sortableTable(document.querySelector("#all table"));
@@ -18,6 +18,22 @@ if (HEADS) {
       openHead(Number(link.dataset.head), event);
     });
   }
+  skipLinks();
+  copyButtons();
   followLinks();
   if (linked >= 0) document.getElementById("head").scrollIntoView({ block: "start" });
+}
+
+/** Links at the top, seen when the tabulator reaches them: a page has many stops before its maps. */
+function skipLinks() {
+  const link = (text, selector) => {
+    const go = (event) => {
+      event.preventDefault();
+      document.querySelector(selector)?.focus();
+    };
+    return element("a", { href: "#explore", click: go }, text);
+  };
+  const links = [link("Skip to the maps", '#maps [data-head][tabindex="0"]')];
+  if (DATA.sentences.length) links.push(link("Skip to the attention maps", ".matrix.open"));
+  document.body.prepend(element("nav", { class: "skip", "aria-label": "skip links" }, links));
 }

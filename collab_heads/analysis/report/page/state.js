@@ -4,6 +4,7 @@ const state = {
   head: 0, // the head that is open
   sentence: 0,
   view: "lines",
+  words: false, // instead of the pieces of a vocabulary
   across: "layer", // the maps beside each other: all heads of a layer, or one head in all layers
   filter: { group: "", layer: "", kind: "", text: "" },
 };
