@@ -289,8 +289,8 @@ def averaged(rows: Sequence[dict]) -> list[dict]:
         same = [row for row in rows if (row["method"], row["budget"]) == (method, budget)]
         made = {"method": method, "budget": budget, "draws": len(same)}
         for name in ("parameters", "predicted", "measured", "seconds"):
-            if name in same[0]:
-                made[name] = statistics.mean(row[name] for row in same)
+            if known := [row[name] for row in same if name in row]:  # a plan that went on after a kill has no seconds
+                made[name] = statistics.mean(known)
         made["MB"] = statistics.mean(row.get("MB", 4e-6 * row["parameters"]) for row in same)  # in float32
         for name in DOMAINS:
             made[name] = statistics.geometric_mean(row[name] for row in same)
