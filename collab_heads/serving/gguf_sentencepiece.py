@@ -1,10 +1,10 @@
 """SentencePiece tokenizers in a GGUF file: an order of merges becomes a score of each token.
 
-A `tokenizer.json` lists pairs of tokens, and merges the pair that comes first in the list. llama.cpp's tokenizer `llama`
-merges any two neighbours that are a token together, the token of the highest score first. Both cut texts alike if each
-pair is in the list, and the pairs of a token stand beside each other. Where this is not so, `differing_text` looks for a
-text that is cut otherwise. It needs to try short texts alone: what becomes of two neighbours does not depend on what
-stands around them.
+A `tokenizer.json` lists pairs of tokens, and merges the pair that comes first in the list. llama.cpp's tokenizer
+`llama` merges any two neighbours that are a token together, the token of the highest score first. Both cut texts alike
+if each such pair is in the list, and those of a token stand beside each other there. Where this is not so, short texts
+are tried: a token by itself, or three neighbours of which both might merge other two. That is enough, since what
+becomes of neighbours hardly depends on what stands around them.
 """
 
 from collections import defaultdict
@@ -130,9 +130,6 @@ class Merges:
             ends[right].append(left)
         for (left, right), place in self.places.items():
             token = left + right
-            after = token[len(right) :]  # both pairs in `left right after` may make the same token
-            if token.startswith(right) and self.rank(right, after) < self.rank(left, right):
-                yield token + after
             if place != self.first[token]:  # later in the list than its score says: what may come between, in a text?
                 beside = [((right, each), token + each) for each in begins[right]]
                 beside += [((each, left), each + token) for each in ends[left]]

@@ -18,7 +18,7 @@ PROBES = (  # what tokenizers cut in many ways
     "\n",
     "two  three   spaces at the end  ",
     "\ttab\t\ttabs\r\n\n\nlines\n",
-    "e\u0301 n\u0303o\u0308 \u0e01\u0e33 \u0939\u093f\u0928\u094d\u0926\u0940 \u0645\u0631\u062d\u0628\u0627 \uac00\ub098",
+    "e\u0301 n\u0303o\u0308 \u0e01\u0e33 \u0939\u093f\u0928\u094d \u0645\u0631\u062d\u0628\u0627 \uac00\ub098",
     "\U00010348\U0001f468\u200d\U0001f469\u200d\U0001f467 \u2581 \u00a0\u3000\u200b <0x41> \x01\x7f",
     "aaaaaaaaaaaaa --------------------- ==== 00000000 ababababab",
 )
