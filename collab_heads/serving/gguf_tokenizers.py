@@ -1,13 +1,13 @@
 """The tokenizer in a GGUF file: which ones llama.cpp has, how they are written, and whether texts are cut alike."""
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from collab_heads.contract.model_forms import GgufForm
 from collab_heads.errors import ArgumentError, UnsupportedModelError
 from collab_heads.serving.gguf_engines import Loaded
+from collab_heads.serving.gguf_file import NO_TOKENS, repeated
 from collab_heads.serving.gguf_sentencepiece import BYTES, Merges, is_sentencepiece, prefix_of, why_not
 
 IDS_ONLY = "Pass tokenizer=None for a file that takes ids only"
@@ -18,9 +18,12 @@ PROBES = (  # what tokenizers cut in many ways
     "\n",
     "two  three   spaces at the end  ",
     "\ttab\t\ttabs\r\n\n\nlines\n",
-    "e\u0301 n\u0303o\u0308 \u0e01\u0e33 \u0939\u093f\u0928\u094d \u0645\u0631\u062d\u0628\u0627 \uac00\ub098",
+    "e\u0301 n\u0303o\u0308 \u0e01\u0e33 \u0645\u0631\u062d\u0628\u0627",
     "\U00010348\U0001f468\u200d\U0001f469\u200d\U0001f467 \u2581 \u00a0\u3000\u200b <0x41> \x01\x7f",
     "aaaaaaaaaaaaa --------------------- ==== 00000000 ababababab",
+)
+SYLLABLES = (
+    "\u0939\u093f\u0928\u094d\u0926\u0940 \uac00\ub098"  # which lose parts with their accents, in llama.cpp alone
 )
 LEADING = " one space before", "   three spaces before"
 SENTENCEPIECE = "SentencePiece"  # how forms call byte-fallback BPE, which `tokenizer.json` calls BPE, too
@@ -117,7 +120,7 @@ def add_tokenizer(writer: Any, tokenizer: Any, form: GgufForm, size: int) -> Ite
     from gguf import TokenType
 
     if tokenizer is None:
-        writer.add_tokenizer_model("no_vocab")
+        writer.add_tokenizer_model(NO_TOKENS)
         yield "the file has no tokenizer, since none was given: it takes ids"
         return
     backend = parts_of(tokenizer)
@@ -143,12 +146,11 @@ def add_tokenizer(writer: Any, tokenizer: Any, form: GgufForm, size: int) -> Ite
         tokens = [
             as_piece(token) if each == TokenType.NORMAL else token for token, each in zip(tokens, kinds, strict=True)
         ]
-        add_normalizer(writer, backend["normalizer"])
+        yield from add_normalizer(writer, backend["normalizer"])
     if not form.embeds:
         for name, is_added in zip(("bos", "eos"), added_around(tokenizer), strict=True):
             getattr(writer, f"add_add_{name}_token")(is_added)
-    if len(set(tokens)) < size:
-        twice = Counter(tokens).most_common(1)[0][0]
+    if (twice := next(repeated(tokens), None)) is not None:
         raise UnsupportedModelError(f"two tokens are {twice!r} in llama.cpp, which ends the process then. {IDS_ONLY}")
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
@@ -188,13 +190,19 @@ def as_piece(token: str) -> str:
     return token.removeprefix(INSIDE) if token.startswith(INSIDE) else WORD + token
 
 
-def add_normalizer(writer: Any, normalizer: Mapping[str, Any]) -> None:
-    """Add what is done to texts before they are cut; accents go where letters become small, unless they say more."""
-    accents = normalizer["strip_accents"]
-    given = {"lowercase": normalizer["lowercase"]}
-    given["strip_accents"] = normalizer["lowercase"] if accents is None else accents
+def add_normalizer(writer: Any, normalizer: Mapping[str, Any]) -> Iterator[str]:
+    """Add what is done to texts before they are cut, and yield notes."""
+    given = {"lowercase": normalizer["lowercase"], "strip_accents": strips_accents(normalizer)}
     for name, value in given.items():
         writer.add_bool(f"tokenizer.ggml.normalizer.{name}", value)
+    if given["strip_accents"]:
+        yield "llama.cpp takes off accents otherwise in Korean and in Indian scripts, and cuts such texts otherwise"
+
+
+def strips_accents(normalizer: Mapping[str, Any]) -> bool:
+    """Return True if accents go: where letters become small, unless a `tokenizer.json` says more."""
+    accents = normalizer["strip_accents"]
+    return normalizer["lowercase"] if accents is None else accents
 
 
 def check_tokens(engine: Loaded, tokenizer: Any) -> None:
@@ -211,6 +219,8 @@ def probes_for(tokenizer: Any) -> Iterator[str]:
     """Yield texts that llama.cpp should cut as a tokenizer does; `add_tokenizer` notes what it does otherwise."""
     yield from PROBES
     parts = parts_of(tokenizer)
+    if kind_of(parts["model"]) != "WordPiece" or not strips_accents(parts["normalizer"]):
+        yield SYLLABLES
     prefix = prefix_of(parts) if kind_of(parts["model"]) == SENTENCEPIECE else None
     before_spaces, after_special = (not prefix.is_there or each for each in prefix[1:]) if prefix else (True, True)
     if before_spaces:
