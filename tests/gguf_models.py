@@ -78,6 +78,19 @@ def word_pieces(lowercase=True, words=PIECES, **options):
     return PreTrainedTokenizerFast(tokenizer_object=made, **names)
 
 
+def in_folder(folder, pooling, *more):
+    """BERT as the transformer of a sentence encoder, loaded from its folder."""
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    from sentence_transformers.sentence_transformer import modules
+
+    bert().save_pretrained(folder / "base")
+    word_pieces().save_pretrained(folder / "base")
+    transformer = modules.Transformer(str(folder / "base"), max_seq_length=12)
+    parts = [transformer, modules.Pooling(64, pooling), *(make(modules) for make in more)]
+    sentence_transformers.SentenceTransformer(modules=parts, device="cpu").save_pretrained(str(folder / "encoder"))
+    return BertModel.from_pretrained(folder / "encoder").eval()
+
+
 def texts():
     tokens = torch.randint(5, 60, (8, 12), generator=torch.Generator().manual_seed(0))
     return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}

@@ -27,6 +27,7 @@ WIDTHS = "attention.key_length", "attention.value_length", "rope.dimension_count
 EPSILONS = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 POOLING = "pooling_type"
 KNOWN = {*SIZES, *OF_BLOCKS, *WIDTHS, *EPSILONS, POOLING, "vocab_size", "rope.freq_base", "attention.causal"}
+BYTE_TYPE = 6
 NORMALIZE = "collab_heads.normalize"  # whether embeddings have length 1 in the original
 
 
@@ -134,7 +135,8 @@ def checked_facts(entries: Mapping[str, Any], shapes: Mapping[str, Sequence[int]
         own["embedding_length"],
         "that of token_embd.weight",
     )
-    check_tokens_of(entries, size)
+    expect(own.get("vocab_size", size) == size, f"{prefix}vocab_size", own.get("vocab_size"), f"{size}, as embeddings")
+    check_tokens_of(entries, size, form)
     pooling = own.get(POOLING, 0)
     expect(pooling in (0, 1, 2, 3) and (form.embeds or not pooling), prefix + POOLING, pooling, "0 to 3, of an encoder")
     normalizes = entries.get(NORMALIZE, False)
@@ -174,10 +176,12 @@ def check_blocks(own: Mapping[str, Any], prefix: str, form: GgufForm) -> None:
         expect(is_number(number) and math.isfinite(number) and number > 0, prefix + name, number, "a positive number")
 
 
-def check_tokens_of(entries: Mapping[str, Any], size: int) -> None:
+def check_tokens_of(entries: Mapping[str, Any], size: int, form: GgufForm) -> None:
     """Raise ValueError unless llama.cpp can read the tokens: it ends the process where two are the same."""
     tokens: Any = entries.get(f"{TOKENS}tokens")
     kind = entries.get(f"{TOKENS}model")
+    known = NO_TOKENS, *form.tokenizers.values()
+    expect(kind in known, f"{TOKENS}model", kind, f"one of {', '.join(known)}")
     if kind == NO_TOKENS:
         expect(tokens is None, f"{TOKENS}tokens", len(tokens or ()), "not there, without a tokenizer")
         return
@@ -187,6 +191,9 @@ def check_tokens_of(entries: Mapping[str, Any], size: int) -> None:
     expect(all(isinstance(token, str) for token in tokens), f"{TOKENS}tokens", "numbers", "texts")
     twice = next(repeated(tokens), None)
     expect(twice is None, "a token", twice, "there once")
+    types: Any = entries.get(f"{TOKENS}token_type", ())
+    of_bytes = {token for token, each in zip(tokens, types, strict=False) if each == BYTE_TYPE}
+    expect(of_bytes <= set(BYTES), "a token of a byte", next(iter(of_bytes - set(BYTES)), None), "written as <0x41>")
     if kind == "llama":
         missing = next(iter(set(BYTES) - set(tokens)), None)
         expect(missing is None, f"{TOKENS}tokens", f"without {missing!r}", "with a token for each byte")

@@ -11,6 +11,7 @@ from gguf_models import (
     attention_gone,
     bert,
     entry,
+    in_folder,
     moved,
     no_neurons,
     on_grids,
@@ -187,19 +188,6 @@ def test_sizes_that_it_does_not_have_are_refused(family, change, message):
 def test_models_that_it_computes_otherwise_are_refused(model, message):
     with pytest.raises(UnsupportedModelError, match=message):
         form_for(model())
-
-
-def in_folder(folder, pooling, *more):
-    """BERT as the transformer of a sentence encoder, loaded from its folder."""
-    sentence_transformers = pytest.importorskip("sentence_transformers")
-    from sentence_transformers.sentence_transformer import modules
-
-    build("BERT").save_pretrained(folder / "base")
-    word_pieces().save_pretrained(folder / "base")
-    transformer = modules.Transformer(str(folder / "base"), max_seq_length=12)
-    parts = [transformer, modules.Pooling(64, pooling), *(make(modules) for make in more)]
-    sentence_transformers.SentenceTransformer(modules=parts, device="cpu").save_pretrained(str(folder / "encoder"))
-    return BertModel.from_pretrained(folder / "encoder").eval()
 
 
 @runs
