@@ -8,10 +8,11 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, P
 
 from collab_heads import prune_heads, prune_neurons
 from collab_heads.base.extras import is_installed
+from collab_heads.files.folders import GGUF
 from collab_heads.fitting.weight_grid import nearest_on_grid
 from collab_heads.layers.layout import PLAIN, weight_of, write_weight
 from collab_heads.layers.weight_grid import WEIGHT_BITS
-from collab_heads.serving.for_gguf import FILE, Gguf
+from collab_heads.serving.for_gguf import Gguf
 
 runs = pytest.mark.skipif(not is_installed("llama_cpp"), reason="pip install llama-cpp-python")
 
@@ -119,7 +120,7 @@ def written(model, folder, **options):
     notes = Gguf().write(model, folder, texts(), **{"tokenizer": None, "int8": False} | options)
     import gguf
 
-    return gguf.GGUFReader(folder / FILE), notes
+    return gguf.GGUFReader(folder / GGUF), notes
 
 
 def values(reader):

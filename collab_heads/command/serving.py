@@ -19,13 +19,13 @@ from collab_heads.evaluation.report import EvaluationReport
 from collab_heads.evaluation.task import Limits
 from collab_heads.evaluation.tasks import Translation
 from collab_heads.files.atomic import write_file
+from collab_heads.files.folders import gguf_at
 from collab_heads.running.batches import evaluating
 from collab_heads.running.translations import generate
 from collab_heads.serving.export import TARGETS, ExportReport, export
 from collab_heads.serving.exported_folder import EXPORT
 from collab_heads.serving.loading import load_exported
 from collab_heads.serving.sentence_encoder import is_sentence_encoder, sentence_encoder
-from collab_heads.serving.served_gguf import gguf_at
 
 
 def run_export(args: Namespace) -> ExportReport:

@@ -14,12 +14,12 @@ from collab_heads.base.option_values import EVALUATION_TASKS, EvaluationTask
 from collab_heads.base.report import portable_name
 from collab_heads.base.wrappers import check_model
 from collab_heads.errors import ArgumentError, LoadError
+from collab_heads.files.folders import gguf_at
 from collab_heads.running.batches import evaluating
 from collab_heads.saving.loading import class_of, load_or_explain, placed
 from collab_heads.serving.exported_folder import CONFIG, EXPORT
 from collab_heads.serving.graph_engines import ENGINES
 from collab_heads.serving.loading import load_exported
-from collab_heads.serving.served_gguf import gguf_at
 from collab_heads.serving.served_translator import ServedTranslator, is_converted
 
 Source = PreTrainedModel | str  # a model, or the name of its folder or on the Hub

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 from collab_heads.base.checks import MAX_SIZE, is_index, is_number
 from collab_heads.contract.model_forms import GgufForm
 from collab_heads.contract.registry import gguf_forms
-from collab_heads.serving.gguf_sentencepiece import BYTES
+from collab_heads.serving.gguf_sentencepiece import BYTES, SENTENCEPIECE
 from collab_heads.sites.state import expect
 
 MAGIC, VERSIONS, MOST_DIMENSIONS = b"GGUF", (2, 3), 4
@@ -194,7 +194,7 @@ def check_tokens_of(entries: Mapping[str, Any], size: int, form: GgufForm) -> No
     types: Any = entries.get(f"{TOKENS}token_type", ())
     of_bytes = {token for token, each in zip(tokens, types, strict=False) if each == BYTE_TYPE}
     expect(of_bytes <= set(BYTES), "a token of a byte", next(iter(of_bytes - set(BYTES)), None), "written as <0x41>")
-    if kind == "llama":
+    if kind == form.tokenizers.get(SENTENCEPIECE):
         missing = next(iter(set(BYTES) - set(tokens)), None)
         expect(missing is None, f"{TOKENS}tokens", f"without {missing!r}", "with a token for each byte")
     for name, value in entries.items():

@@ -1,10 +1,10 @@
 """SentencePiece tokenizers in a GGUF file: an order of merges becomes a score of each token.
 
-A `tokenizer.json` lists pairs of tokens, and merges the pair that comes first in the list. llama.cpp's tokenizer
-`llama` merges any two neighbours that are a token together, the token of the highest score first. Both cut texts alike
-if each such pair is in the list, and those of a token stand beside each other there. Where this is not so, short texts
-are tried: a token by itself, or three neighbours of which both might merge other two. That is enough, since what
-becomes of neighbours hardly depends on what stands around them.
+A `tokenizer.json` lists pairs of tokens, and merges the pair that comes first in the list. llama.cpp merges any
+two neighbours that are a token together, the token of the highest score first. Both cut texts alike if each such pair
+is in the list, and those of a token stand beside each other there. Where this is not so, short texts are tried: a token
+by itself, or three neighbours of which both might merge other two. That is enough, since what becomes of neighbours
+hardly depends on what stands around them.
 """
 
 from collections import defaultdict
@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+SENTENCEPIECE = "SentencePiece"  # how forms call byte-fallback BPE, which `tokenizer.json` calls BPE, too
 SPACE = "\u2581"  # stands for a space
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 NEVER = float("inf")

@@ -208,7 +208,10 @@ def strips_accents(normalizer: Mapping[str, Any]) -> bool:
 def check_tokens(engine: Loaded, tokenizer: Any) -> None:
     """Raise UnsupportedModelError if llama.cpp cuts a text into other tokens than a tokenizer."""
     for text in probes_for(tokenizer):
-        found, expected = engine.engine.tokenize(text.encode(), special=True), tokenizer(text)["input_ids"]
+        found, expected = (
+            engine.engine.tokenize(text.encode(), special=True),
+            tokenizer(text, verbose=False)["input_ids"],
+        )
         if found != expected:
             raise UnsupportedModelError(
                 f"llama.cpp cuts {text!r} into the tokens {found}, not {expected}: nothing was written. {IDS_ONLY}"

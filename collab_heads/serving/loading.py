@@ -8,9 +8,10 @@ import transformers
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_count
 from collab_heads.base.extras import MissingPackageError, is_installed
+from collab_heads.files.folders import gguf_at
 from collab_heads.serving.exported_folder import CONFIG, naming, read_exported
 from collab_heads.serving.graph_engines import ENGINES
-from collab_heads.serving.served_gguf import ServedGguf, gguf_at
+from collab_heads.serving.served_gguf import ServedGguf
 from collab_heads.serving.served_model import ServedModel
 
 

@@ -19,14 +19,12 @@ from collab_heads.files.folders import damage
 from collab_heads.saving.source_files import OF_TEXTS, files_in
 from collab_heads.serving.ctranslate2_engines import ids, rows_of
 from collab_heads.serving.exported_folder import naming
-from collab_heads.serving.for_gguf import FILE
 from collab_heads.serving.gguf_engines import Embeds, Predicts
 from collab_heads.serving.gguf_file import checked_facts, read_gguf
 from collab_heads.serving.graph_engines import AGAIN, check_inside
 from collab_heads.serving.target import first_line
 from collab_heads.serving.text_reader import EMBEDDING, TextReader, Texts, read_texts
 
-ENDING = ".gguf"
 FEWEST = 256  # tokens for which an engine makes room
 
 
@@ -168,12 +166,3 @@ class ServedGguf(PreTrainedModel):
             DataError: if the tokenizer in the folder cannot be loaded.
         """
         return self.reader.encode(self, texts, batch_size, prompt_name, self.width)
-
-
-def gguf_at(path: Path) -> Path | None:
-    """Return the file for llama.cpp at a path, which may be that of its folder; None if there is none."""
-    found = path if path.suffix == ENDING else path / FILE
-    try:
-        return found if found.is_file() else None
-    except (OSError, ValueError):  # ValueError: a null byte
-        return None

@@ -36,9 +36,9 @@ from transformers import (
 from collab_heads import compress, export, prune_heads, prune_neurons, swap_to_collaborative
 from collab_heads.adapters.llama import LlamaAdapter
 from collab_heads.errors import ModelStateError, UnsupportedModelError
+from collab_heads.files.folders import GGUF
 from collab_heads.fitting.weight_grid import nearest_on_grid
 from collab_heads.layers.weight_grid import WEIGHT_BITS
-from collab_heads.serving.for_gguf import FILE
 from collab_heads.serving.gguf_checks import check_site, form_for
 
 gguf = pytest.importorskip("gguf", reason="pip install gguf")
@@ -158,7 +158,7 @@ def test_int8_keeps_grids_of_fewer_bits_and_rounds_the_rest(tmp_path):
     setattr(module, WEIGHT_BITS, 4)
     report = export(model, tmp_path / "out", to="gguf", int8=True)
     assert report.difference < ROUNDED
-    kinds = {each.name: each.tensor_type.name for each in gguf.GGUFReader(tmp_path / "out" / FILE).tensors}
+    kinds = {each.name: each.tensor_type.name for each in gguf.GGUFReader(tmp_path / "out" / GGUF).tensors}
     assert kinds.pop("blk.0.ffn_up.weight") == "Q4_0"
     assert {kind for name, kind in kinds.items() if "norm" not in name} == {"Q8_0"}
 

@@ -34,7 +34,8 @@ from transformers import (
 
 from collab_heads import compress, export, prune_heads, prune_neurons, swap_to_collaborative
 from collab_heads.errors import ModelStateError, UnsupportedModelError
-from collab_heads.serving.for_gguf import FILE, check_encoder, encoder_of
+from collab_heads.files.folders import GGUF
+from collab_heads.serving.for_gguf import check_encoder, encoder_of
 from collab_heads.serving.gguf_checks import check_sites, form_for
 
 pytest.importorskip("gguf", reason="pip install gguf")
@@ -201,7 +202,7 @@ def test_embeddings_are_those_of_the_sentence_encoder(pooling, tmp_path):
     report = export(model, tmp_path / "out", to="gguf", tokenizer=word_pieces(), batches=[texts()])
     assert report.difference < GELU_NOISE
     expected = torch.tensor(SentenceTransformer(str(tmp_path / "encoder"), device="cpu").encode(["Abba a.b", "b"]))
-    engine = llama_cpp.Llama(str(tmp_path / "out" / FILE), embedding=True, verbose=False)
+    engine = llama_cpp.Llama(str(tmp_path / "out" / GGUF), embedding=True, verbose=False)
     found = torch.tensor([engine.embed(text, normalize=True) for text in ("Abba a.b", "b")])
     engine.close()
     torch.testing.assert_close(found, expected, rtol=0, atol=GELU_NOISE)

@@ -10,7 +10,7 @@ from tokenizers_made import fast, llama
 
 from collab_heads import prune_heads
 from collab_heads.errors import ConfigError
-from collab_heads.serving.for_gguf import FILE
+from collab_heads.files.folders import GGUF
 from collab_heads.serving.gguf_file import checked_facts, read_gguf
 
 pytest.importorskip("gguf", reason="pip install gguf")
@@ -29,7 +29,7 @@ def files(tmp_path_factory):
         if name == "uneven":
             prune_heads(model, heads={layers_of(model).attention[1].path: [0, 1]})
         written(model, place, tokenizer=tokenizer)
-        found[name] = place / FILE
+        found[name] = place / GGUF
     return found
 
 
@@ -51,9 +51,9 @@ def test_entries_and_shapes_are_those_of_the_package(name, files):
 @pytest.mark.parametrize("share", (0, 0.00001, 0.001, 0.01))
 def test_a_file_that_ends_in_its_entries_is_refused(share, files, tmp_path):
     content = files["pieces"].read_bytes()
-    (tmp_path / FILE).write_bytes(content[: int(share * len(content)) + 3])
+    (tmp_path / GGUF).write_bytes(content[: int(share * len(content)) + 3])
     with pytest.raises(ConfigError, match="a length is"):
-        read_gguf(tmp_path / FILE)
+        read_gguf(tmp_path / GGUF)
 
 
 HUGE = (1 << 60) + 1
@@ -74,9 +74,9 @@ START = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
     ],
 )
 def test_numbers_that_ask_for_room_are_not_trusted(content, message, tmp_path):
-    (tmp_path / FILE).write_bytes(content)
+    (tmp_path / GGUF).write_bytes(content)
     with pytest.raises(ConfigError, match=message):
-        read_gguf(tmp_path / FILE)
+        read_gguf(tmp_path / GGUF)
 
 
 LLAMA, TOKENS = "llama.", "tokenizer.ggml."

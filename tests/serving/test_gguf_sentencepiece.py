@@ -16,8 +16,8 @@ from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 from collab_heads import export, trim_vocabulary
 from collab_heads.adapters.llama import LlamaAdapter
 from collab_heads.errors import UnsupportedModelError
+from collab_heads.files.folders import GGUF
 from collab_heads.serving import gguf_tokenizers
-from collab_heads.serving.for_gguf import FILE
 from collab_heads.serving.gguf_sentencepiece import PREPENDS, REPLACES, Merges, cut
 from collab_heads.serving.gguf_tokenizers import check_tokenizer
 
@@ -119,7 +119,7 @@ def test_the_engine_cuts_texts_into_the_same_tokens(scheme, folder, tmp_path):
 
     tokenizer, (not_before_spaces, not_after_special) = loaded(folder, scheme), NOTES[scheme]
     export(llama_for(tokenizer), tmp_path / "out", to="gguf", tokenizer=tokenizer)
-    engine = llama_cpp.Llama(str(tmp_path / "out" / FILE), vocab_only=True, verbose=False)
+    engine = llama_cpp.Llama(str(tmp_path / "out" / GGUF), vocab_only=True, verbose=False)
     given = [text for text in (*TEXTS[:50], *hostile(500)) if not (not_before_spaces and text[:1] in (" ", "\u2581"))]
     assert len(given) > 400
     for text in given:
@@ -145,7 +145,7 @@ def test_changed_tokenizers(change, folder, tmp_path):
     export(model, tmp_path / "out", to="gguf", tokenizer=tokenizer)
     import gguf
 
-    reader = gguf.GGUFReader(tmp_path / "out" / FILE)
+    reader = gguf.GGUFReader(tmp_path / "out" / GGUF)
     assert entry(reader, "add_eos_token") == (change == "end added")
     types = [entry(reader, "token_type")[number] for number in range(420, len(tokenizer))]
     assert types == ([4, 3] if change == "tokens added" else [])
@@ -282,6 +282,6 @@ def test_thousands_of_tokens_of_real_text(crosses, tmp_path):
     given = [line.strip() for each in lines for line in each]  # see the notes on spaces before
     tokenizer = llama(tmp_path, given, 6000, split_by_whitespace=not crosses)
     written(llama_for(tokenizer), tmp_path, tokenizer=tokenizer)
-    engine = llama_cpp.Llama(str(tmp_path / FILE), vocab_only=True, verbose=False)
+    engine = llama_cpp.Llama(str(tmp_path / GGUF), vocab_only=True, verbose=False)
     for text in given[::10]:
         assert engine.tokenize(text.encode()) == tokenizer(text)["input_ids"], text

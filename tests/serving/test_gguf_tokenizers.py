@@ -10,8 +10,8 @@ from collab_heads import export, trim_vocabulary
 from collab_heads.adapters.llama import LlamaAdapter
 from collab_heads.contract.registry import gguf_form
 from collab_heads.errors import ArgumentError, UnsupportedModelError
+from collab_heads.files.folders import GGUF
 from collab_heads.serving import gguf_tokenizers
-from collab_heads.serving.for_gguf import FILE
 from collab_heads.serving.gguf_tokenizers import check_tokenizer
 
 pytest.importorskip("gguf", reason="pip install gguf")
@@ -61,7 +61,7 @@ def test_the_engine_cuts_texts_into_the_same_tokens(pre, tmp_path):
 
     tokenizer, text = byte_level(*CUT[pre]), " abcabc 12345 " + " ".join(TEXTS[:20])
     export(llama_for(tokenizer), tmp_path / "out", to="gguf", tokenizer=tokenizer)
-    engine = llama_cpp.Llama(str(tmp_path / "out" / FILE), vocab_only=True, verbose=False)
+    engine = llama_cpp.Llama(str(tmp_path / "out" / GGUF), vocab_only=True, verbose=False)
     assert engine.tokenize(text.encode()) == tokenizer(text)["input_ids"]
 
 
@@ -128,7 +128,7 @@ def test_the_engine_finds_the_same_pieces_of_words(lowercase, tmp_path):
     tokenizer, text = word_pieces(lowercase), "Abba abb a.b \u00e9 E\u0301 A \u4f60a zz"
     model = bert()
     export(model, tmp_path / "out", to="gguf", tokenizer=tokenizer, batches=[texts()])
-    engine = llama_cpp.Llama(str(tmp_path / "out" / FILE), vocab_only=True, verbose=False)
+    engine = llama_cpp.Llama(str(tmp_path / "out" / GGUF), vocab_only=True, verbose=False)
     assert engine.tokenize(text.encode()) == tokenizer(text)["input_ids"]
 
 

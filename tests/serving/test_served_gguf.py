@@ -13,8 +13,8 @@ from collab_heads.base.extras import MissingPackageError
 from collab_heads.command.main import main
 from collab_heads.errors import ArgumentError, DataError, LoadError, ModelStateError, UnsupportedModelError
 from collab_heads.evaluation.candidates import megabytes
+from collab_heads.files.folders import GGUF
 from collab_heads.serving import served_gguf
-from collab_heads.serving.for_gguf import FILE
 
 pytest.importorskip("gguf", reason="pip install gguf")
 GELU_NOISE = 5e-3  # see test_for_gguf_even
@@ -71,13 +71,13 @@ def test_a_language_model_is_scored_beside_its_original(decoder, tmp_path):
     """Perplexity is that of PyTorch on the same grid, but for what the engine rounds."""
     folder, tokenizer = decoder
     original, on_grid = llama_for(tokenizer), on_grids(llama_for(tokenizer), 4)
-    models = {"grid": on_grid, "served": folder / "served", "packed": folder / "packed" / FILE}
+    models = {"grid": on_grid, "served": folder / "served", "packed": folder / "packed" / GGUF}
     data = [{"text": text} for text in TEXTS[:130]]
     report = evaluate(original, models, task="perplexity", data=data, tokenizer=tokenizer)
     first, grid, served, packed = (each.scores["perplexity"] for each in report.models)
     assert served == pytest.approx(first, rel=1e-4) and report.models[2].flips < 0.01
     assert packed == pytest.approx(grid, rel=ROUNDED) and abs(packed - grid) < abs(packed - first)
-    size = (folder / "packed" / FILE).stat().st_size / 1e6
+    size = (folder / "packed" / GGUF).stat().st_size / 1e6
     assert report.models[3].megabytes == pytest.approx(size) == pytest.approx(megabytes(None, str(folder / "packed")))
     with pytest.raises(UnsupportedModelError, match="ServedGguf puts out no last_hidden_state"):
         evaluate(folder / "served", folder / "served", task="retrieval", data=[{"query": "ab", "passage": "cd"}] * 4)
@@ -149,29 +149,29 @@ def test_inputs_that_it_does_not_read_are_refused(inputs, message, decoder):
 @runs
 def test_a_folder_is_checked_before_the_engine_reads_it(decoder, tmp_path, monkeypatch):
     folder = shutil.copytree(decoder[0] / "served", tmp_path / "changed")
-    content = (folder / FILE).read_bytes()
-    (folder / FILE).write_bytes(content.replace(b"llama.block_count", b"llama.block_COUNT"))
+    content = (folder / GGUF).read_bytes()
+    (folder / GGUF).write_bytes(content.replace(b"llama.block_count", b"llama.block_COUNT"))
     with pytest.raises(DataError, match=r"changed is damaged: model\.gguf is not what was written"):
         load_exported(folder)
     monkeypatch.setattr(served_gguf, "Predicts", None)  # it is not asked
     with pytest.raises(DataError, match=r"model\.gguf is damaged, .*'llama\.block_COUNT'"):
         load_exported(folder, check=False)
-    (folder / FILE).unlink()
-    (folder / FILE).symlink_to(decoder[0] / "served" / FILE)
+    (folder / GGUF).unlink()
+    (folder / GGUF).symlink_to(decoder[0] / "served" / GGUF)
     with pytest.raises(DataError, match="leads out of the folder"):
         load_exported(folder, check=False)
 
 
 @runs
 def test_what_the_engine_cannot_load_is_an_error(decoder, tmp_path):
-    content = (decoder[0] / "served" / FILE).read_bytes()
-    (tmp_path / FILE).write_bytes(content[:-100_000])
+    content = (decoder[0] / "served" / GGUF).read_bytes()
+    (tmp_path / GGUF).write_bytes(content[:-100_000])
     with pytest.raises(DataError, match=r"model\.gguf is damaged, or was changed by hand"):
         load_exported(tmp_path)
 
 
 def test_without_llama_cpp_it_says_what_to_install(tmp_path, monkeypatch):
-    (tmp_path / FILE).write_bytes(b"GGUF")
+    (tmp_path / GGUF).write_bytes(b"GGUF")
     monkeypatch.setattr("collab_heads.base.extras.is_installed", lambda module: module != "llama_cpp")
     with pytest.raises(MissingPackageError, match=r"models in llama\.cpp need llama-cpp-python: pip install"):
         load_exported(tmp_path)
@@ -179,6 +179,6 @@ def test_without_llama_cpp_it_says_what_to_install(tmp_path, monkeypatch):
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(DataError, match="no such folder"):
-        load_exported(tmp_path / FILE)
+        load_exported(tmp_path / GGUF)
     with pytest.raises(LoadError, match=r"none\.gguf"):
         evaluate(tmp_path / "none.gguf", tmp_path / "none.gguf", task="perplexity", data=[{"text": "a b"}])
