@@ -228,8 +228,8 @@ def encode(args: Namespace) -> None:
         collab-heads encode served text.txt --output embeddings.npy
 
     The model is a sentence encoder, stock or changed, or what `collab-heads export` wrote of one for ONNX Runtime,
-    OpenVINO or llama.cpp. Row i of the array [N, d], float32, is that of line i, empty lines included. Texts longer than the model
-    reads are cut, as sentence-transformers does.
+    OpenVINO or llama.cpp. Row i of the array [N, d], float32, is that of line i, empty lines included. Texts longer
+    than the model reads are cut, as sentence-transformers does.
     """
     if args.output is None:
         raise ArgumentError("--output is missing: a new .npy file for the embeddings")

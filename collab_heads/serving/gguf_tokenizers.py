@@ -8,7 +8,7 @@ from collab_heads.contract.model_forms import GgufForm
 from collab_heads.errors import ArgumentError, UnsupportedModelError
 from collab_heads.serving.gguf_engines import Loaded
 from collab_heads.serving.gguf_file import NO_TOKENS, repeated
-from collab_heads.serving.gguf_sentencepiece import BYTES, Merges, is_sentencepiece, prefix_of, why_not
+from collab_heads.serving.gguf_sentencepiece import BYTES, SENTENCEPIECE, Merges, is_sentencepiece, prefix_of, why_not
 
 IDS_ONLY = "Pass tokenizer=None for a file that takes ids only"
 NORMALIZED = "NFC"  # which llama.cpp leaves out: most texts are in that form
@@ -26,7 +26,6 @@ SYLLABLES = (
     "\u0939\u093f\u0928\u094d\u0926\u0940 \uac00\ub098"  # which lose parts with their accents, in llama.cpp alone
 )
 LEADING = " one space before", "   three spaces before"
-SENTENCEPIECE = "SentencePiece"  # how forms call byte-fallback BPE, which `tokenizer.json` calls BPE, too
 SPECIAL = {"BPE": {"bos": "bos", "eos": "eos", "unk": "unk", "pad": "pad"}}  # name in llama.cpp -> in transformers
 SPECIAL[SENTENCEPIECE] = SPECIAL["BPE"]
 SPECIAL["WordPiece"] = {"bos": "cls", "sep": "sep", "unk": "unk", "pad": "pad", "mask": "mask"}
@@ -208,10 +207,8 @@ def strips_accents(normalizer: Mapping[str, Any]) -> bool:
 def check_tokens(engine: Loaded, tokenizer: Any) -> None:
     """Raise UnsupportedModelError if llama.cpp cuts a text into other tokens than a tokenizer."""
     for text in probes_for(tokenizer):
-        found, expected = (
-            engine.engine.tokenize(text.encode(), special=True),
-            tokenizer(text, verbose=False)["input_ids"],
-        )
+        found = engine.engine.tokenize(text.encode(), special=True)
+        expected = tokenizer(text, verbose=False)["input_ids"]
         if found != expected:
             raise UnsupportedModelError(
                 f"llama.cpp cuts {text!r} into the tokens {found}, not {expected}: nothing was written. {IDS_ONLY}"
