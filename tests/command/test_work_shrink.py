@@ -241,8 +241,8 @@ def test_a_file_for_llama_cpp_is_scored(texts, tmp_path):
     (tmp_path / "dev.tsv").write_text("sentence1\tsentence2\tscore\n" + "ab b\tabba a\t1\na b.\te\t3\nb\tabb\t2\n" * 4)
     flags = "--data", texts, "--budget", 0.8, "--to", "gguf", "--shape", "uniform", "--output_dir", tmp_path / "a"
     report = run(tmp_path / "bert", *flags, "--evaluate", tmp_path / "dev.tsv", "--task", "similarity")
-    assert [each.name for each in report.scores.models] == ["original", "compressed", "gguf"]
-    compressed, served = (each.scores["Spearman"] for each in report.scores.models[1:])
+    assert [each.name for each in report.scores.models] == ["original", "original in int8", "compressed", "gguf"]
+    compressed, served = (each.scores["Spearman"] for each in report.scores.models[2:])
     assert served == pytest.approx(compressed, abs=1) and report.not_scored == ()
     assert (tmp_path / "a/gguf/model.gguf").exists()
 
