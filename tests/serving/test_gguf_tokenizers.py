@@ -17,6 +17,7 @@ from collab_heads.serving.gguf_tokenizers import check_tokenizer
 pytest.importorskip("gguf", reason="pip install gguf")
 
 FORM = LlamaAdapter.gguf["llama"]
+PARTS = ["\u1100", "##\u1161", "\u1102", "##\u1102", "\u0939", "##\u093f", "##\u0928", "##\u0926"]  # of syllables
 
 
 def byte_level(*before, texts=TEXTS):
@@ -149,3 +150,16 @@ def test_pieces_that_it_cannot_tell_apart_are_refused(tmp_path):
     tokenizer = word_pieces(words=[*PIECES, "##\u2581a"])
     with pytest.raises(UnsupportedModelError, match=r"two tokens are '\u2581a' in llama\.cpp"):
         written(bert(), tmp_path, tokenizer=tokenizer)
+
+
+@runs
+@pytest.mark.parametrize("lowercase", (True, False))
+def test_accents_that_it_takes_off_otherwise_are_noted(lowercase, tmp_path):
+    import llama_cpp
+
+    tokenizer, note = word_pieces(lowercase, words=[*PIECES, *PARTS]), "llama.cpp takes off accents otherwise in Korean"
+    report = export(bert(), tmp_path / "out", to="gguf", tokenizer=tokenizer, batches=[texts()])
+    assert any(each.startswith(note) for each in report.notes) == lowercase
+    engine = llama_cpp.Llama(str(tmp_path / "out" / GGUF), vocab_only=True, verbose=False)
+    text = gguf_tokenizers.SYLLABLES
+    assert (engine.tokenize(text.encode()) == tokenizer(text)["input_ids"]) is not lowercase
