@@ -6,7 +6,7 @@ Its weights are stored as (in, out): see `collab_heads.layers.layout`.
 from torch import nn
 from transformers.models.gpt2 import modeling_gpt2
 
-from collab_heads.adapters.llama import BYTE_LEVEL  # type: ignore[import-untyped]
+from collab_heads.adapters.llama import TOKENIZERS  # type: ignore[import-untyped]
 from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.model_forms import GgufForm
 from collab_heads.contract.registry import register
@@ -68,7 +68,7 @@ class GPT2Adapter(FusedAdapter):
                 "scale_attn_by_inverse_layer_idx": (False,),
                 "add_cross_attention": (False,),
             },
-            **BYTE_LEVEL,
+            **TOKENIZERS,
         )
     }
     output, heads, width = "c_proj", "num_heads", "split_size"  # query, key and value have no names of their own

@@ -32,10 +32,10 @@ PRE_TOKENIZERS = {  # by their names in llama.cpp
     "llama-bpe": [LLAMA3, BYTES | {"use_regex": False}],
     "qwen2": [QWEN2, BYTES | {"use_regex": False}],
 }
-BYTE_LEVEL: dict[str, Any] = {"tokenizers": {"BPE": "gpt2"}, "pre_tokenizers": PRE_TOKENIZERS}
-BYTE_LEVEL |= {"whole_words": ("llama-bpe",)}
+TOKENIZERS: dict[str, Any] = {"tokenizers": {"BPE": "gpt2", "SentencePiece": "llama"}}
+TOKENIZERS |= {"pre_tokenizers": PRE_TOKENIZERS, "whole_words": ("llama-bpe",)}
 BLOCK_NORMS = {"attn_norm": "layers.{}.input_layernorm", "ffn_norm": "layers.{}.post_attention_layernorm"}
-IN_LLAMA_CPP: dict[str, Any] = BYTE_LEVEL | {"outside": {"output_norm": "norm"}, "rotations": "rotary_emb"}
+IN_LLAMA_CPP: dict[str, Any] = TOKENIZERS | {"outside": {"output_norm": "norm"}, "rotations": "rotary_emb"}
 IN_LLAMA_CPP |= {"epsilon": ("layer_norm_rms_eps", "rms_norm_eps")}
 NORMS = ("q_norm", "k_norm")  # norms of the queries and keys of each head, where the family has them
 

@@ -33,7 +33,9 @@ from collab_heads.running.generation import generate_batches
 from collab_heads.saving.card import model_card
 from collab_heads.saving.transformers_hooks import install_hooks
 from collab_heads.serving.export import export
-from collab_heads.serving.served_model import ServedModel, load_exported
+from collab_heads.serving.loading import load_exported
+from collab_heads.serving.served_gguf import ServedGguf
+from collab_heads.serving.served_model import ServedModel
 from collab_heads.sites.site import AttentionSite, AttentionWeights
 from collab_heads.vocabulary.trim import trim_vocabulary
 
@@ -45,6 +47,7 @@ __all__ = [
     "AttentionWeights",
     "CollabHeadsError",
     "CompressionPlan",
+    "ServedGguf",
     "ServedModel",
     "adapters",
     "analyze_heads",

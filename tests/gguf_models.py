@@ -3,13 +3,16 @@
 import pytest
 import torch
 from opening import layers_of
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from collab_heads import prune_heads, prune_neurons
 from collab_heads.base.extras import is_installed
+from collab_heads.files.folders import GGUF
 from collab_heads.fitting.weight_grid import nearest_on_grid
 from collab_heads.layers.layout import PLAIN, weight_of, write_weight
 from collab_heads.layers.weight_grid import WEIGHT_BITS
-from collab_heads.serving.for_gguf import FILE, Gguf
+from collab_heads.serving.for_gguf import Gguf
 
 runs = pytest.mark.skipif(not is_installed("llama_cpp"), reason="pip install llama-cpp-python")
 
@@ -29,6 +32,64 @@ def moved(make):
             if parameter.ndim == 1:
                 parameter += 0.2 * torch.randn_like(parameter)
     return model
+
+
+FOR_BERT = GROUPED | {"initializer_range": 0.1, "hidden_act": "gelu_new", "max_position_embeddings": 40}
+
+
+def bert():
+    return moved(lambda: BertModel(BertConfig(**FOR_BERT), add_pooling_layer=False))
+
+
+def llama_for(tokenizer, **sizes):
+    """A seeded Llama with three tokens more than a tokenizer has."""
+    torch.manual_seed(0)
+    sizes |= {"vocab_size": len(tokenizer) + 3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    return LlamaForCausalLM(LlamaConfig(**GROUPED | sizes)).eval()
+
+
+PIECES = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "a",
+    "b",
+    "##b",
+    "ab",
+    "##ba",
+    "A",
+    "\u00e9",
+    "e",
+    ".",
+    "\u4f60",
+]
+
+
+def word_pieces(lowercase=True, words=PIECES, **options):
+    """A tokenizer of pieces of words."""
+    made = Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer(lowercase=lowercase, **options)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    names = {
+        each: f"[{each[:-6].upper()}]" for each in ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    }
+    return PreTrainedTokenizerFast(tokenizer_object=made, **names)
+
+
+def in_folder(folder, pooling, *more):
+    """BERT as the transformer of a sentence encoder, loaded from its folder."""
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    from sentence_transformers.sentence_transformer import modules
+
+    bert().save_pretrained(folder / "base")
+    word_pieces().save_pretrained(folder / "base")
+    transformer = modules.Transformer(str(folder / "base"), max_seq_length=12)
+    parts = [transformer, modules.Pooling(64, pooling), *(make(modules) for make in more)]
+    sentence_transformers.SentenceTransformer(modules=parts, device="cpu").save_pretrained(str(folder / "encoder"))
+    return BertModel.from_pretrained(folder / "encoder").eval()
 
 
 def texts():
@@ -59,7 +120,7 @@ def written(model, folder, **options):
     notes = Gguf().write(model, folder, texts(), **{"tokenizer": None, "int8": False} | options)
     import gguf
 
-    return gguf.GGUFReader(folder / FILE), notes
+    return gguf.GGUFReader(folder / GGUF), notes
 
 
 def values(reader):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import sentencepiece
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import MarianTokenizer, PreTrainedTokenizerFast
+from transformers import LlamaTokenizer, MarianTokenizer, PreTrainedTokenizerFast
 
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>", "<mask>"]
 CHANCE = random.Random(0)
@@ -121,3 +121,13 @@ def marian(folder: Path, kind: str = "unigram", *, separate: bool = False, size:
 
 def pairs(texts: list[str]) -> list[tuple[str, str]]:
     return [(text, text.translate(str.maketrans("abcdefgh", "stuvwxyz"))) for text in texts]
+
+
+def llama(folder: Path, texts: list[str] = TEXTS, size: int = 420, **options: object) -> LlamaTokenizer:
+    """A SentencePiece model as Llama's, with tokens for bytes, as transformers loads it."""
+    options = {"model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity"} | options
+    options |= {"remove_extra_whitespaces": False, "vocab_size": size, "minloglevel": 2}
+    folder.mkdir(exist_ok=True)
+    with (folder / "tokenizer.model").open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(texts), model_writer=file, **options)
+    return LlamaTokenizer.from_pretrained(folder)

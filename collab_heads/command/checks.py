@@ -227,15 +227,15 @@ def encode(args: Namespace) -> None:
         collab-heads encode sentence-transformers/all-MiniLM-L6-v2 text.txt --output embeddings.npy
         collab-heads encode served text.txt --output embeddings.npy
 
-    The model is a sentence encoder, stock or changed, or what `collab-heads export` wrote of one for ONNX Runtime or
-    OpenVINO. Row i of the array [N, d], float32, is that of line i, empty lines included. Texts longer than the model
-    reads are cut, as sentence-transformers does.
+    The model is a sentence encoder, stock or changed, or what `collab-heads export` wrote of one for ONNX Runtime,
+    OpenVINO or llama.cpp. Row i of the array [N, d], float32, is that of line i, empty lines included. Texts longer
+    than the model reads are cut, as sentence-transformers does.
     """
     if args.output is None:
         raise ArgumentError("--output is missing: a new .npy file for the embeddings")
     if os.path.exists(args.output) or Path(args.output).suffix != ".npy":
         raise OutputError(f"--output {args.output} must be a new file whose name ends in .npy")
-    check_model_name(args.model)
+    check_model_name(args.model, in_llama_cpp=True)
     check_files(args.file)
 
 
@@ -271,7 +271,7 @@ def evaluate(args: Namespace) -> None:
     """
     check_choice("--task", args.task, EVALUATION_TASKS)
     for name in (args.original, *args.changed):
-        check_model_name(name)
+        check_model_name(name, in_llama_cpp=True)
     check_files(*args.data)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from collab_heads.base.checks import missing_folder
 from collab_heads.errors import ArgumentError, LoadError, OutputError
-from collab_heads.files.folders import OLD, alone_in, beside
+from collab_heads.files.folders import OLD, alone_in, beside, gguf_at
 from collab_heads.files.reading import check_file
 
 MODULES = "modules.json"  # of sentence-transformers: lists the parts of a model and their folders
@@ -36,9 +36,16 @@ def file_and_weight(name: str) -> tuple[str, float | None]:
     return file, weight
 
 
-def check_model_name(name: str) -> None:
-    """Raise LoadError for a path that does not exist or a folder without a model; other names may be on the Hub."""
+def check_model_name(name: str, *, in_llama_cpp: bool = False) -> None:
+    """Raise LoadError for a path that does not exist or a folder without a model; other names may be on the Hub.
+
+    Args:
+        name: the path, or the name.
+        in_llama_cpp: whether files for llama.cpp are models, too.
+    """
     folder = Path(name)
+    if in_llama_cpp and gguf_at(folder) is not None:
+        return
     if os.path.isdir(folder):
         check_folder(folder)
     elif folder.is_absolute() or name.startswith((".", "~")) or len(folder.parts) > 2:

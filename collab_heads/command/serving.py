@@ -19,12 +19,13 @@ from collab_heads.evaluation.report import EvaluationReport
 from collab_heads.evaluation.task import Limits
 from collab_heads.evaluation.tasks import Translation
 from collab_heads.files.atomic import write_file
+from collab_heads.files.folders import gguf_at
 from collab_heads.running.batches import evaluating
 from collab_heads.running.translations import generate
 from collab_heads.serving.export import TARGETS, ExportReport, export
 from collab_heads.serving.exported_folder import EXPORT
+from collab_heads.serving.loading import load_exported
 from collab_heads.serving.sentence_encoder import is_sentence_encoder, sentence_encoder
-from collab_heads.serving.served_model import load_exported
 
 
 def run_export(args: Namespace) -> ExportReport:
@@ -42,7 +43,7 @@ def run_encode(args: Namespace) -> dict:
     """Write the embeddings of the lines of a file as an array, and return how many there are, and how wide."""
     lines = read_lines(Path(args.file))
     options = {"batch_size": args.batch_size, "prompt_name": args.prompt_name}
-    if is_exported(args.model):
+    if is_exported(args.model) or gguf_at(Path(args.model)) is not None:
         found = load_exported(args.model).encode(lines, **options)
     else:
         model = encoder_part(load(args).model)

@@ -128,6 +128,11 @@ def gguf_model_types() -> list[str]:
     return [name for name, adapter in all_adapters().items() if name in adapter.gguf]
 
 
+def gguf_forms() -> list[GgufForm]:
+    """Return what llama.cpp needs to know of each model type that it runs."""
+    return [form for adapter in all_adapters().values() for form in adapter.gguf.values()]
+
+
 def layered_model_types() -> list[str]:
     """Return the model types whose layers can have configs of their own, by their adapters, sorted."""
     return [name for name, adapter in all_adapters().items() if adapter.layer_configs]

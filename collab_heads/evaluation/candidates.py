@@ -14,11 +14,12 @@ from collab_heads.base.option_values import EVALUATION_TASKS, EvaluationTask
 from collab_heads.base.report import portable_name
 from collab_heads.base.wrappers import check_model
 from collab_heads.errors import ArgumentError, LoadError
+from collab_heads.files.folders import gguf_at
 from collab_heads.running.batches import evaluating
 from collab_heads.saving.loading import class_of, load_or_explain, placed
 from collab_heads.serving.exported_folder import CONFIG, EXPORT
 from collab_heads.serving.graph_engines import ENGINES
-from collab_heads.serving.served_model import load_exported
+from collab_heads.serving.loading import load_exported
 from collab_heads.serving.served_translator import ServedTranslator, is_converted
 
 Source = PreTrainedModel | str  # a model, or the name of its folder or on the Hub
@@ -39,6 +40,7 @@ WEIGHTS = (
 RUNS: dict[str, tuple[EvaluationTask, ...]] = {
     **dict.fromkeys((*ENGINES, "transformers"), EVALUATION_TASKS),
     "ctranslate2": ("translation",),
+    "gguf": ("perplexity", "similarity", "retrieval"),
 }
 
 
@@ -59,6 +61,8 @@ def check_source(source: Source) -> None:
     """Raise an error of ours for a folder without a model, and for what is no model; other names may be on the Hub."""
     if not isinstance(source, str):
         check_model(source)
+    elif gguf_at(Path(source)) is not None:
+        return
     elif os.path.isdir(source) and not os.path.isfile(os.path.join(source, CONFIG)):
         raise LoadError(f"{source} holds no model: it has no {CONFIG}")
     elif os.path.isabs(source) and not os.path.isdir(source):
@@ -92,14 +96,14 @@ def load(candidate: Candidate, device: str) -> PreTrainedModel:
     source = str(candidate.source)
     if is_converted(Path(source)):
         return ServedTranslator(Path(source), candidate.tokenizer)
-    if os.path.isfile(os.path.join(source, EXPORT)):
+    if os.path.isfile(os.path.join(source, EXPORT)) or gguf_at(Path(source)) is not None:
         return load_exported(source, threads=1)
     return placed(load_or_explain(class_of(load_or_explain(AutoConfig, source)), source), device)
 
 
 def has_tokenizer(source: str) -> bool:
     """Return True for a folder with a tokenizer, and a name on the Hub."""
-    return not os.path.isdir(source) or os.path.isfile(os.path.join(source, TOKENIZER))
+    return not os.path.exists(source) or os.path.isfile(os.path.join(source, TOKENIZER))
 
 
 def megabytes(model: PreTrainedModel, source: Source) -> float:
@@ -110,7 +114,9 @@ def megabytes(model: PreTrainedModel, source: Source) -> float:
 
 
 def files_of_weights(folder: Path) -> list[Path]:
-    """Return the files that hold the weights of a checkpoint or an exported model; empty for what is no folder."""
+    """Return the files that hold the weights of a checkpoint or an exported model; empty for what is not there."""
+    if folder.is_file():
+        return [folder]
     for patterns in WEIGHTS:
         if files := [file for pattern in patterns for file in folder.glob(pattern)]:
             return files

@@ -18,10 +18,11 @@ from collab_heads.running.batches import check_vocabulary, longest_input, moved
 from collab_heads.running.embeddings import embed
 from collab_heads.serving.comparison import ROUNDS, naming_outputs
 from collab_heads.serving.sentence_encoder import embedding_texts, is_sentence_encoder, sentence_encoder
+from collab_heads.serving.served_gguf import ServedGguf
 from collab_heads.serving.served_model import ServedModel
 from collab_heads.serving.served_translator import ServedTranslator
 
-IN_ENGINES = ServedModel, ServedTranslator
+IN_ENGINES = ServedModel, ServedTranslator, ServedGguf
 
 
 class Limits(NamedTuple):
@@ -125,7 +126,7 @@ class Task:
         """
         tokenizer = with_padding(tokenizer)
         if isinstance(model, IN_ENGINES):
-            limit = model.config.max_position_embeddings if isinstance(model, ServedTranslator) else None
+            limit = None if isinstance(model, ServedModel) else model.config.max_position_embeddings
         else:
             limit = longest_input(model, tokenizer)
         most = min(self.limits.max_length, limit or tokenizer.model_max_length, most or self.limits.max_length)

@@ -21,6 +21,7 @@ from collab_heads.files.atomic import sync, write_json, writing
 from collab_heads.files.locks import PARTIAL, locked
 from collab_heads.files.reading import read_text
 
+GGUF, OF_GGUF = "model.gguf", ".gguf"  # the name of a file for llama.cpp in its folder, and the end of any
 MANIFEST = "manifest.json"
 FIELD, VERSION = "collab_heads_manifest", 1
 OLD, DELETED, KEPT = ".replaced", ".deleted", ".kept"
@@ -311,3 +312,12 @@ def damage(folder: Path) -> str | None:
         except (KeyError, TypeError, ValueError):
             return f"{MANIFEST} is damaged"
     return None
+
+
+def gguf_at(path: Path) -> Path | None:
+    """Return the file for llama.cpp at a path, which may be that of its folder; None if there is none."""
+    found = path if path.suffix == OF_GGUF else path / GGUF
+    try:
+        return found if found.is_file() else None
+    except (OSError, ValueError):  # ValueError: a null byte
+        return None

@@ -180,8 +180,8 @@ def export(
     differ, or anything fails, nothing is left in the folder. Its README.md says how to load it. Graphs take any number
     of rows and tokens; those of models that generate have a cache. A graph of a model that was loaded from a folder of
     sentence-transformers puts out `sentence_embedding`, too, with the pooling and the layers of that folder.
-    `load_exported` loads graphs, and so does `ExportedModel` of transformers. What is for CTranslate2 loads there
-    (`ctranslate2.Encoder`, `Generator` or `Translator`), and `model.gguf` in llama.cpp.
+    `load_exported` loads graphs, and so does `ExportedModel` of transformers. It also calls `model.gguf`, which
+    llama.cpp generates with. What is for CTranslate2 loads there (`ctranslate2.Encoder`, `Generator` or `Translator`).
 
     Examples:
         >>> import tempfile

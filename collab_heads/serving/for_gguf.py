@@ -21,6 +21,7 @@ from collab_heads.base.progress import progress_bar
 from collab_heads.contract.model_forms import GgufForm
 from collab_heads.contract.registry import get_adapter, gguf_form
 from collab_heads.errors import ArgumentError, CollabHeadsError, UnsupportedModelError
+from collab_heads.files.folders import GGUF
 from collab_heads.layers.weight_grid import BLOCK, OF_ROWS, GridWeights, bits_of
 from collab_heads.model.open_layers import OpenLayers
 from collab_heads.serving.comparison import NEW_TOKENS, Differences, compare_generation, greedy, in_turns
@@ -29,12 +30,18 @@ from collab_heads.serving.example_inputs import without_labels
 from collab_heads.serving.gguf_blocks import Block, blocks_of
 from collab_heads.serving.gguf_checks import check_sites, form_for
 from collab_heads.serving.gguf_engines import Embeds, Greedy
+from collab_heads.serving.gguf_file import NORMALIZE
 from collab_heads.serving.gguf_tokenizers import add_tokenizer, check_tokenizer, check_tokens
-from collab_heads.serving.sentence_encoder import Normalize, SentenceEncoder, is_sentence_encoder, sentence_encoder
+from collab_heads.serving.sentence_encoder import (
+    Normalize,
+    SentenceEncoder,
+    is_sentence_encoder,
+    sentence_encoder,
+    write_texts,
+)
 from collab_heads.serving.target import Target, first_line
 from collab_heads.serving.text_reader import EMBEDDING, STATES
 
-FILE = "model.gguf"
 POOLINGS = {"mean": "MEAN", "cls": "CLS", "lasttoken": "LAST"}  # as a folder of sentence-transformers says
 
 
@@ -71,13 +78,15 @@ class Gguf(Target):
         notes = [each for block in blocks for each in block.notes]
         if gone := len(layers.attention) - len(blocks):
             notes.append(f"{gone} blocks without heads and neurons are left out")
-        return (*notes, *write_file(folder / FILE, model, form, blocks, tokenizer, int8))
+        if (encoder := encoder_of(model)) is not None:
+            write_texts(encoder, folder)
+        return (*notes, *write_file(folder / GGUF, model, form, blocks, tokenizer, int8))
 
     def load(self, model, folder, tokens=512):
         if not model.can_generate():
-            return Embeds(folder / FILE, tokens)
+            return Embeds(folder / GGUF, tokens)
         ends = model.generation_config.eos_token_id
-        return Greedy(folder / FILE, tokens, torch.tensor([] if ends is None else ends, dtype=torch.long).flatten())
+        return Greedy(folder / GGUF, tokens, torch.tensor([] if ends is None else ends, dtype=torch.long).flatten())
 
     @torch.no_grad()
     def compare(self, model, folder, batches, tokenizer):
@@ -208,6 +217,8 @@ def write_file(
     yield from add_positions(facts, tensors, model, form)
     if form.embeds:
         yield from add_encoder(facts, model)
+        encoder = encoder_of(model)
+        writer.add_bool(NORMALIZE, encoder is not None and len(encoder.steps) > 1)
     for name, value in facts.items():
         getattr(writer, f"add_{name}")(value)
     yield from add_tokenizer(writer, tokenizer, form, size)

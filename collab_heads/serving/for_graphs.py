@@ -24,7 +24,8 @@ from collab_heads.serving.example_inputs import whole_cache
 from collab_heads.serving.exported_folder import CACHES, DECODER, ENCODER, SINGLE
 from collab_heads.serving.grids_in_graphs import Grids, pack_openvino
 from collab_heads.serving.grids_in_onnx import pack_onnx
-from collab_heads.serving.served_model import CrossAttentionEncoder, check_exporters, load_exported
+from collab_heads.serving.loading import check_exporters, load_exported
+from collab_heads.serving.served_model import CrossAttentionEncoder
 from collab_heads.serving.target import Target, first_line, quiet, why
 from collab_heads.sites.record import forget
 

@@ -1,6 +1,7 @@
 """Models in llama.cpp, run as PyTorch runs them: greedy generation, and the states and embeddings of texts."""
 
 import ctypes
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,21 +17,24 @@ from collab_heads.serving.target import quiet
 
 
 class Loaded:
-    """A model in llama.cpp, in one thread, with a cache in float32.
+    """A model in llama.cpp, with a cache in float32.
 
     Args:
         file: of the model.
         tokens: the most tokens of a text.
+        threads: of the engine.
         options: of `llama_cpp.Llama`.
     """
 
-    def __init__(self, file: Path, tokens: int, **options: Any):
+    def __init__(self, file: Path, tokens: int, threads: int = 1, **options: Any):
         import llama_cpp
 
         self.library, float32 = llama_cpp, llama_cpp.GGML_TYPE_F32
-        sizes = {"n_ctx": tokens, "n_batch": tokens, "n_ubatch": tokens, "n_threads": 1, "n_threads_batch": 1}
+        sizes = {"n_ctx": tokens, "n_batch": tokens, "n_ubatch": tokens}
+        sizes |= dict.fromkeys(("n_threads", "n_threads_batch"), threads)
         with quiet():
             self.engine = llama_cpp.Llama(str(file), type_k=float32, type_v=float32, verbose=False, **sizes, **options)
+        weakref.finalize(self, self.engine.close)  # at the end of Python, too: it fails in what is left there by itself
 
     def array(self, found: Any, width: int) -> Tensor:
         """Return a copy of numbers that the engine keeps: [width]."""
@@ -69,11 +73,24 @@ class Greedy(Loaded):
         return SimpleNamespace(sequences=torch.tensor(chosen).view(len(steps), -1), logits=torch.stack(steps).unbind(1))
 
 
+class Predicts(Loaded):
+    """A decoder: what it predicts after each token of a text."""
+
+    def __init__(self, file: Path, tokens: int, threads: int = 1):
+        super().__init__(file, tokens, threads, logits_all=True)
+
+    def __call__(self, tokens: Sequence[int]) -> Tensor:
+        """Return the logits of a text, [1, T, V]."""
+        self.engine.reset()
+        self.engine.eval(tokens)
+        return torch.from_numpy(self.engine.scores[: len(tokens)].copy())[None]
+
+
 class Embeds(Loaded):
     """An encoder: the states of a text, or its embedding, as the file says."""
 
-    def __init__(self, file: Path, tokens: int):
-        super().__init__(file, tokens, embedding=True)
+    def __init__(self, file: Path, tokens: int, threads: int = 1):
+        super().__init__(file, tokens, threads, embedding=True)
 
     def __call__(self, tokens: Sequence[int]) -> Tensor:
         """Return the states of a text, [1, T, D], or its embedding, [1, D]."""

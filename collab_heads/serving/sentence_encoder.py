@@ -282,11 +282,9 @@ def write_served(encoder: SentenceEncoder, folder: Path, *, reads_texts: bool) -
         folder: of the graph.
         reads_texts: whether a tokenizer stands there; without it sentence-transformers cannot load the folder.
     """
-    texts = encoder.texts._asdict()
+    write_texts(encoder, folder)
     files: dict[str, Any] = {
         MODULES: [{"idx": 0, "name": "0", "path": "", "type": f"{MODULE}.{SERVED}"}],
-        OF_TEXTS: {name: texts.pop(name) for name in ("max_seq_length", "do_lower_case")},
-        SETTINGS: {"model_type": CLASSES[0], **texts},
         "1_Pooling/config.json": encoder.configs[0],  # for readers that pool themselves
     }
     for name, content in files.items():
@@ -295,6 +293,14 @@ def write_served(encoder: SentenceEncoder, folder: Path, *, reads_texts: bool) -
     (folder / f"{MODULE}.py").write_bytes(SOURCE.read_bytes())
     if not reads_texts:
         (folder / MODULES).unlink()
+
+
+def write_texts(encoder: SentenceEncoder, folder: Path) -> None:
+    """Write how a sentence encoder reads texts, for `read_texts`."""
+    texts = encoder.texts._asdict()
+    of_transformer = {name: texts.pop(name) for name in ("max_seq_length", "do_lower_case")}
+    for name, content in {OF_TEXTS: of_transformer, SETTINGS: {"model_type": CLASSES[0], **texts}}.items():
+        (folder / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
 
 
 @contextmanager

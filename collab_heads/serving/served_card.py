@@ -81,7 +81,7 @@ JS_GENERATES = (
 JS_RUNS = 'const outputs = await model(await tokenizer("A sentence."));'
 BY_CTRANSLATE2 = {EMBEDS: "Encoder", RUNS: "Encoder", GENERATES: "Generator", TRANSLATES: "Translator"}
 READERS = (
-    Reader("collab_heads", GRAPHS, (EMBEDS,), f"{OURS}embeddings = model.encode(['A sentence.'])"),
+    Reader("collab_heads", (*GRAPHS, "gguf"), (EMBEDS,), f"{OURS}embeddings = model.encode(['A sentence.'])"),
     Reader(
         "collab_heads",
         GRAPHS,

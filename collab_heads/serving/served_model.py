@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-import transformers
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedModel
@@ -17,15 +16,12 @@ from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
 from transformers.utils import ModelOutput
 
-from collab_heads.base.arguments import checking_arguments
-from collab_heads.base.checks import check_count
-from collab_heads.base.extras import MissingPackageError, is_installed
 from collab_heads.errors import ArgumentError, ModelStateError
 from collab_heads.layers.attention import CACHE
 from collab_heads.running.batches import MODALITIES
 from collab_heads.saving.source_files import files_in
-from collab_heads.serving.exported_folder import CONFIG, DECODER, ENCODER, SINGLE, naming, read_exported
-from collab_heads.serving.graph_engines import ENGINES, check_inside
+from collab_heads.serving.exported_folder import DECODER, ENCODER, SINGLE
+from collab_heads.serving.graph_engines import check_inside
 from collab_heads.serving.graph_interface import taken
 from collab_heads.serving.text_reader import EMBEDDING, TextReader, Texts
 
@@ -355,49 +351,3 @@ def inputs_of(exported: Any, graph: str) -> tuple[set[str], dict[str, Any]]:
 def positions(tokens: Tensor, mask: Tensor) -> Tensor:
     """Return the positions [B, T] of the last tokens of a mask, padding left out."""
     return (mask.cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
-
-
-def check_exporters(what: str) -> None:
-    """Check that the installed transformers runs what its exporters export, as it does since 5.23.
-
-    Args:
-        what: what needs it, in the plural; for the message.
-
-    Raises:
-        MissingPackageError: if it is an earlier one.
-    """
-    if not all(is_installed(name) for name in ("transformers.exporters", "transformers.exporters.runners")):
-        raise MissingPackageError(
-            f"{what} need transformers 5.23 or later, not {transformers.__version__}: "
-            "pip install 'transformers>=5.23,<6'"
-        )
-
-
-@checking_arguments
-def load_exported(folder: str | Path, *, threads: int | None = None, check: bool = True) -> ServedModel:
-    """Load what `export` wrote for ONNX Runtime, OpenVINO or ExecuTorch.
-
-    Whoever wrote the folder, nothing in it is run but the graphs, by their engine. What contradicts itself is refused.
-
-    Args:
-        folder: the folder.
-        threads: the threads of the engine; None for all cores. ExecuTorch has one number for the whole process.
-        check: whether each file is compared with its digest in `manifest.json`, where the folder has one. Pass False
-            if you changed a file yourself.
-
-    Returns:
-        A model that is called, and generates, as the original does; a sentence encoder also has `encode(texts)`.
-
-    Raises:
-        DataError: if there is no such folder, it holds no export, or a file in it is damaged; the message names it.
-        MissingPackageError: if the engine is not installed, or transformers is older than 5.23.
-    """
-    check_exporters("exported models")
-    folder = Path(folder)
-    if threads is not None:
-        check_count("threads", threads, least=1, most=1 << 16)
-    exported, engine, caches, texts, width, limits = read_exported(folder, check)
-    with naming(folder):
-        exported.to("cpu", **ENGINES[engine].options(threads))
-    with naming(folder / CONFIG):
-        return ServedModel(exported, caches, folder, texts, width, limits)

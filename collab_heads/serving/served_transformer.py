@@ -10,7 +10,7 @@ from torch import Tensor
 
 from collab_heads.errors import ArgumentError
 from collab_heads.files.folders import MANIFEST
-from collab_heads.serving.served_model import load_exported
+from collab_heads.serving.loading import load_exported
 from collab_heads.serving.text_reader import EMBEDDING, STATES
 
 

@@ -6,6 +6,7 @@ import os
 from contextlib import redirect_stdout
 
 import commands
+import gguf_models
 import pytest
 import torch
 import translation_script
@@ -215,9 +216,9 @@ def test_a_target_gets_the_shape_that_it_needs(bert, texts, tmp_path, monkeypatc
 def test_targets_without_a_score_are_named_before_the_work_and_in_the_table(
     bert, texts, scoring, tmp_path, monkeypatch, capsys
 ):
-    said = "without a score: gguf (collab-heads evaluate does not run them on similarity)"
-    flags = bert, "--data", texts, "--to", "gguf", "--output_dir", tmp_path / "a"
-    monkeypatch.setitem(shrink.TARGETS, "gguf", shrink.TARGETS["transformers"])  # needs no package
+    said = "without a score: ctranslate2 (collab-heads evaluate does not run them on similarity)"
+    flags = bert, "--data", texts, "--to", "ctranslate2", "--output_dir", tmp_path / "a"
+    monkeypatch.setitem(shrink.TARGETS, "ctranslate2", shrink.TARGETS["transformers"])  # needs no package
     monkeypatch.setattr(shrink, "exported", lambda args, source, target, int8, place: copied(args, source, None, place))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(shrink, "compressed", dies)
@@ -226,10 +227,24 @@ def test_targets_without_a_score_are_named_before_the_work_and_in_the_table(
     monkeypatch.setattr(shrink, "compressed", copied)
     report = run(*flags, *scoring)
     assert [each.name for each in report.scores.models] == ["original", "compressed"]
-    assert report.not_scored == ("gguf",) and str(report).splitlines()[-1] == said
+    assert report.not_scored == ("ctranslate2",) and str(report).splitlines()[-1] == said
     capsys.readouterr()
     run(*flags[:-1], tmp_path / "b")
     assert "without a score" not in capsys.readouterr().out
+
+
+@gguf_models.runs
+@pytest.mark.slow
+def test_a_file_for_llama_cpp_is_scored(texts, tmp_path):
+    gguf_models.bert().save_pretrained(tmp_path / "bert")
+    gguf_models.word_pieces().save_pretrained(tmp_path / "bert")
+    (tmp_path / "dev.tsv").write_text("sentence1\tsentence2\tscore\n" + "ab b\tabba a\t1\na b.\te\t3\nb\tabb\t2\n" * 4)
+    flags = "--data", texts, "--budget", 0.8, "--to", "gguf", "--shape", "uniform", "--output_dir", tmp_path / "a"
+    report = run(tmp_path / "bert", *flags, "--evaluate", tmp_path / "dev.tsv", "--task", "similarity")
+    assert [each.name for each in report.scores.models] == ["original", "original in int8", "compressed", "gguf"]
+    compressed, served = (each.scores["Spearman"] for each in report.scores.models[2:])
+    assert served == pytest.approx(compressed, abs=1) and report.not_scored == ()
+    assert (tmp_path / "a/gguf/model.gguf").exists()
 
 
 def test_a_stock_checkpoint_is_scored_and_a_converted_translator(bert, texts, scoring, tmp_path, monkeypatch):

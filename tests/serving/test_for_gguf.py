@@ -1,4 +1,4 @@
-"""llama.cpp computes what PyTorch does: heads, neurons and whole blocks gone, biases, rotations, grids, tokenizers."""
+"""llama.cpp computes what PyTorch does: heads, neurons and whole blocks gone, biases, rotations, grids."""
 
 import logging
 import sys
@@ -21,8 +21,6 @@ from gguf_models import (
     written,
 )
 from opening import layers_of
-from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
-from tokenizers_made import FEW, TEXTS, fast
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -35,15 +33,13 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from collab_heads import compress, export, prune_heads, prune_neurons, swap_to_collaborative, trim_vocabulary
+from collab_heads import compress, export, prune_heads, prune_neurons, swap_to_collaborative
 from collab_heads.adapters.llama import LlamaAdapter
-from collab_heads.errors import ArgumentError, ModelStateError, UnsupportedModelError
+from collab_heads.errors import ModelStateError, UnsupportedModelError
+from collab_heads.files.folders import GGUF
 from collab_heads.fitting.weight_grid import nearest_on_grid
 from collab_heads.layers.weight_grid import WEIGHT_BITS
-from collab_heads.serving import gguf_tokenizers
-from collab_heads.serving.for_gguf import FILE
 from collab_heads.serving.gguf_checks import check_site, form_for
-from collab_heads.serving.gguf_tokenizers import check_tokenizer
 
 gguf = pytest.importorskip("gguf", reason="pip install gguf")
 
@@ -162,7 +158,7 @@ def test_int8_keeps_grids_of_fewer_bits_and_rounds_the_rest(tmp_path):
     setattr(module, WEIGHT_BITS, 4)
     report = export(model, tmp_path / "out", to="gguf", int8=True)
     assert report.difference < ROUNDED
-    kinds = {each.name: each.tensor_type.name for each in gguf.GGUFReader(tmp_path / "out" / FILE).tensors}
+    kinds = {each.name: each.tensor_type.name for each in gguf.GGUFReader(tmp_path / "out" / GGUF).tensors}
     assert kinds.pop("blk.0.ffn_up.weight") == "Q4_0"
     assert {kind for name, kind in kinds.items() if "norm" not in name} == {"Q8_0"}
 
@@ -291,113 +287,6 @@ def test_heads_that_it_does_not_have_are_refused(change, message):
 def test_models_that_it_computes_otherwise_are_refused(model, message):
     with pytest.raises(UnsupportedModelError, match=message):
         form_for(model())
-
-
-def byte_level(*before, texts=TEXTS):
-    """A byte-level tokenizer that cuts texts by other rules first."""
-    made = fast("byte-level BPE", texts)
-    if before:
-        last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=isinstance(before[0], pre_tokenizers.Digits))
-        made.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*before, last])
-    if any("{1,3}" in str(each) for each in before):  # as llama.cpp cuts with these words
-        made.backend_tokenizer.model.ignore_merges = True
-    made.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    return made
-
-
-def model_for(tokenizer):
-    torch.manual_seed(0)
-    sizes = {"vocab_size": len(tokenizer) + 3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    return LlamaForCausalLM(LlamaConfig(**GROUPED | sizes)).eval()
-
-
-WORDS = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"""
-WORDS += r"|\s+(?!\S)|\s+"
-CUT = {
-    "gpt-2": (),
-    "smollm": (pre_tokenizers.Digits(individual_digits=True),),
-    "qwen2": (pre_tokenizers.Split(Regex(WORDS), "isolated"),),
-    "llama-bpe": (pre_tokenizers.Split(Regex(WORDS.replace(r"\p{N}|", r"\p{N}{1,3}|")), "isolated"),),
-}
-
-
-@pytest.mark.parametrize("pre", CUT)
-def test_tokens_merges_and_template_are_written(pre, tmp_path):
-    tokenizer = byte_level(*CUT[pre])
-    check_tokenizer(tokenizer, FORM, len(tokenizer))
-    reader, notes = written(model_for(tokenizer), tmp_path, tokenizer=tokenizer)
-    assert not notes
-    assert entry(reader, "ggml.pre") == pre
-    assert entry(reader, "ggml.tokens")[: len(tokenizer)] == tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    assert entry(reader, "token_type") == [3] * 5 + [1] * (len(tokenizer) - 5) + [5] * 3
-    assert entry(reader, "chat_template") == tokenizer.chat_template
-    assert (entry(reader, "bos_token_id"), entry(reader, "add_bos_token")) == (1, True)
-
-
-@runs
-@pytest.mark.parametrize("pre", CUT)
-def test_the_engine_cuts_texts_into_the_same_tokens(pre, tmp_path):
-    import llama_cpp
-
-    tokenizer, text = byte_level(*CUT[pre]), " abcabc 12345 " + " ".join(TEXTS[:20])
-    export(model_for(tokenizer), tmp_path / "out", to="gguf", tokenizer=tokenizer)
-    engine = llama_cpp.Llama(str(tmp_path / "out" / FILE), vocab_only=True, verbose=False)
-    assert engine.tokenize(text.encode()) == tokenizer(text)["input_ids"]
-
-
-@runs
-def test_other_tokens_in_the_engine_are_an_error(monkeypatch, tmp_path):
-    tokenizer = byte_level(texts=[*TEXTS, "12 123 12345 " * 20])
-    monkeypatch.setattr(gguf_tokenizers, "cut_as", lambda given, form: "smollm")
-    with pytest.raises(UnsupportedModelError, match=r"llama\.cpp cuts"):
-        export(model_for(tokenizer), tmp_path / "out", to="gguf", tokenizer=tokenizer)
-    assert not (tmp_path / "out").exists()
-
-
-@runs
-def test_a_trimmed_vocabulary(tmp_path):
-    tokenizer = byte_level()
-    model = model_for(tokenizer)
-    small, _ = trim_vocabulary(model, tokenizer, FEW)
-    assert len(small) < len(tokenizer)
-    export(model, tmp_path / "out", to="gguf", tokenizer=small)
-
-
-@pytest.mark.parametrize("pre", CUT)
-def test_merges_that_it_makes_otherwise_are_refused(pre):
-    tokenizer = byte_level(*CUT[pre])
-    tokenizer.backend_tokenizer.model.ignore_merges ^= True
-    with pytest.raises(UnsupportedModelError, match="byte-level BPE whose words are cut"):
-        check_tokenizer(tokenizer, FORM, 1000)
-
-
-def test_what_it_does_not_do_with_texts_is_noted(tmp_path):
-    tokenizer = byte_level()
-    tokenizer.add_tokens([AddedToken("<x>", lstrip=True, normalized=False)])
-    tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
-    _, notes = written(model_for(tokenizer), tmp_path, tokenizer=tokenizer)
-    assert [each.split(",")[0] for each in notes] == [
-        "llama.cpp cuts texts at '<x>' also within words",
-        "texts should be in the form NFC",
-    ]
-
-
-@pytest.mark.parametrize("kind", ("WordPiece", "BPE with ends", "Unigram"))
-def test_tokenizers_that_it_does_not_know_are_refused(kind):
-    with pytest.raises(UnsupportedModelError, match="byte-level BPE whose words are cut as it calls gpt-2, smollm"):
-        check_tokenizer(fast(kind), FORM, 1000)
-
-
-def test_a_tokenizer_of_more_tokens_is_refused():
-    with pytest.raises(ArgumentError, match="pass the tokenizer of the model"):
-        check_tokenizer(byte_level(), FORM, 100)
-
-
-def test_a_tokenizer_without_a_template_is_noted(tmp_path):
-    tokenizer = byte_level()
-    tokenizer.chat_template = None
-    _, notes = written(model_for(tokenizer), tmp_path, tokenizer=tokenizer)
-    assert [note for note in notes if "no chat template" in note]
 
 
 @runs

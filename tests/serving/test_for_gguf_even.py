@@ -5,53 +5,52 @@ import torch
 from changed_heads import change_heads
 from gguf_models import (
     ENGINE_NOISE,
+    FOR_BERT,
     GROUPED,
     ROUNDED,
     attention_gone,
+    bert,
     entry,
+    in_folder,
     moved,
     no_neurons,
     on_grids,
     runs,
     texts,
     values,
+    word_pieces,
     written,
 )
 from opening import layers_of
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertModel,
     GPT2Config,
     GPT2LMHeadModel,
-    PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 
 from collab_heads import compress, export, prune_heads, prune_neurons, swap_to_collaborative
-from collab_heads.contract.registry import gguf_form
 from collab_heads.errors import ModelStateError, UnsupportedModelError
-from collab_heads.serving.for_gguf import FILE, check_encoder, encoder_of
+from collab_heads.files.folders import GGUF
+from collab_heads.serving.for_gguf import check_encoder, encoder_of
 from collab_heads.serving.gguf_checks import check_sites, form_for
-from collab_heads.serving.gguf_tokenizers import check_tokenizer
 
 pytest.importorskip("gguf", reason="pip install gguf")
 
 GELU_NOISE = 5e-3  # its table of GELU has steps of half precision; seen: 1e-3, of states that are far from 1
 SIZES = {"vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.3}
-FOR_BERT = GROUPED | {"initializer_range": 0.1, "hidden_act": "gelu_new", "max_position_embeddings": 40}
 MODELS = {
     "Qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**GROUPED, head_dim=16)),
     "GPT-2": lambda: GPT2LMHeadModel(GPT2Config(n_embd=64, n_layer=2, n_head=4, n_positions=40, **SIZES)),
-    "BERT": lambda: BertModel(BertConfig(**FOR_BERT), add_pooling_layer=False),
 }
 NOISE = {"Qwen3": ENGINE_NOISE, "GPT-2": GELU_NOISE, "BERT": GELU_NOISE}
 
 
 def build(name):
-    return moved(MODELS[name])
+    return bert() if name == "BERT" else moved(MODELS[name])
 
 
 def fewer_neurons(model):
@@ -79,7 +78,7 @@ CHANGES = {
     "uniform": lambda model: compress(model, [texts()], 0.75, refine_steps=0, shape="uniform"),
     "gated": lambda model: change_heads(model, "gated"),
 }
-CASES = [(family, change) for family in MODELS for change in CHANGES]
+CASES = [(family, change) for family in NOISE for change in CHANGES]
 CASES += [("Qwen3", "fewer key heads"), ("Qwen3", "block gone"), ("GPT-2", "block gone")]
 CHANGES |= {"fewer key heads": fewer_key_heads, "block gone": block_gone}
 
@@ -96,7 +95,7 @@ def test_the_engine_computes_what_pytorch_does(family, change, tmp_path):
 
 @runs
 @pytest.mark.parametrize("bits", (4, 8))
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", NOISE)
 def test_weights_on_grids_run_as_they_are(family, bits, tmp_path):
     report = export(on_grids(build(family), bits), tmp_path / "out", to="gguf", batches=[texts()])
     assert report.int8
@@ -192,65 +191,6 @@ def test_models_that_it_computes_otherwise_are_refused(model, message):
         form_for(model())
 
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##b", "ab", "##ba", "A", "\u00e9", "e", ".", "\u4f60"]
-
-
-def word_pieces(lowercase=True, **options):
-    """A tokenizer of pieces of words."""
-    made = Tokenizer(models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
-    made.normalizer = normalizers.BertNormalizer(lowercase=lowercase, **options)
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    names = {
-        each: f"[{each[:-6].upper()}]" for each in ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-    }
-    return PreTrainedTokenizerFast(tokenizer_object=made, **names)
-
-
-@runs
-@pytest.mark.parametrize("lowercase", (True, False))
-def test_the_engine_finds_the_same_pieces_of_words(lowercase, tmp_path):
-    import llama_cpp
-
-    tokenizer, text = word_pieces(lowercase), "Abba abb a.b \u00e9 E\u0301 A \u4f60a zz"
-    model = build("BERT")
-    export(model, tmp_path / "out", to="gguf", tokenizer=tokenizer, batches=[texts()])
-    engine = llama_cpp.Llama(str(tmp_path / "out" / FILE), vocab_only=True, verbose=False)
-    assert engine.tokenize(text.encode()) == tokenizer(text)["input_ids"]
-
-
-@pytest.mark.parametrize(
-    "tokenizer",
-    [
-        lambda: word_pieces(clean_text=False),
-        lambda: word_pieces(handle_chinese_chars=False),
-    ],
-)
-def test_pieces_of_words_that_it_finds_otherwise_are_refused(tokenizer):
-    with pytest.raises(UnsupportedModelError, match="these are WordPiece with the steps BertNormalizer, "):
-        check_tokenizer(tokenizer(), gguf_form(BertConfig()), 64)
-
-
-def test_pieces_that_it_cannot_tell_apart_are_refused(tmp_path, monkeypatch):
-    """It would end the process: the piece that begins a word, and one within words that has the mark of a begin."""
-    monkeypatch.setitem(globals(), "WORDS", [*WORDS, "##\u2581a"])
-    with pytest.raises(UnsupportedModelError, match=r"two tokens are '\u2581a' in llama\.cpp"):
-        written(build("BERT"), tmp_path, tokenizer=word_pieces())
-
-
-def in_folder(folder, pooling, *more):
-    """BERT as the transformer of a sentence encoder, loaded from its folder."""
-    sentence_transformers = pytest.importorskip("sentence_transformers")
-    from sentence_transformers.sentence_transformer import modules
-
-    build("BERT").save_pretrained(folder / "base")
-    word_pieces().save_pretrained(folder / "base")
-    transformer = modules.Transformer(str(folder / "base"), max_seq_length=12)
-    parts = [transformer, modules.Pooling(64, pooling), *(make(modules) for make in more)]
-    sentence_transformers.SentenceTransformer(modules=parts, device="cpu").save_pretrained(str(folder / "encoder"))
-    return BertModel.from_pretrained(folder / "encoder").eval()
-
-
 @runs
 @pytest.mark.slow
 @pytest.mark.parametrize("pooling", ("mean", "cls", "lasttoken"))
@@ -262,7 +202,7 @@ def test_embeddings_are_those_of_the_sentence_encoder(pooling, tmp_path):
     report = export(model, tmp_path / "out", to="gguf", tokenizer=word_pieces(), batches=[texts()])
     assert report.difference < GELU_NOISE
     expected = torch.tensor(SentenceTransformer(str(tmp_path / "encoder"), device="cpu").encode(["Abba a.b", "b"]))
-    engine = llama_cpp.Llama(str(tmp_path / "out" / FILE), embedding=True, verbose=False)
+    engine = llama_cpp.Llama(str(tmp_path / "out" / GGUF), embedding=True, verbose=False)
     found = torch.tensor([engine.embed(text, normalize=True) for text in ("Abba a.b", "b")])
     engine.close()
     torch.testing.assert_close(found, expected, rtol=0, atol=GELU_NOISE)
