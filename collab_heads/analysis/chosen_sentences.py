@@ -3,23 +3,31 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.errors import ArgumentError
+from collab_heads.files.reading import check_field
 from collab_heads.running.batches import longest_input
 
 LONGEST = 512  # tokens of a piece: the maps of more are too large to show
+KINDS = "texts, pairs of texts or input dicts"
 Chosen = str | tuple[str, str] | Mapping
 
 
 def check_sentences(sentences: Iterable[Chosen]) -> tuple[Chosen, ...]:
-    """Return the sentences as a tuple; raise ArgumentError for a single dict, or an empty text."""
-    if isinstance(sentences, Mapping):
-        raise ArgumentError("sentences is a single dict: pass a list of texts, pairs or input dicts")
+    """Return the sentences as a tuple; raise ArgumentError for what is neither a text, a pair nor a dict, or empty."""
+    if isinstance(sentences, Mapping | str | Tensor):
+        raise ArgumentError(f"sentences is a single {type(sentences).__name__}: pass a list of {KINDS}")
     found = tuple(sentences)
     for place, sentence in enumerate(found):
-        if not isinstance(sentence, Mapping) and not all(sentence if isinstance(sentence, tuple) else (sentence,)):
+        texts = () if isinstance(sentence, Mapping) else sentence if isinstance(sentence, tuple) else (sentence,)
+        if not all(isinstance(text, str) for text in texts):
+            raise ArgumentError(f"sentences[{place}] is {sentence!r:.80}: pass {KINDS}")
+        if not all(texts):
             raise ArgumentError(f"sentences[{place}] has an empty text: leave it out")
+        for text in texts:
+            check_field(f"sentences[{place}]", None, text)
     return found
 
 

@@ -20,6 +20,7 @@ from collab_heads.evaluation.report import EvaluatedModel, EvaluationReport, Sco
 from collab_heads.evaluation.scores import bootstrap_interval, on_all
 from collab_heads.evaluation.task import Limits, Task
 from collab_heads.evaluation.tasks import TASKS, OwnFunction
+from collab_heads.files.reading import check_field
 from collab_heads.running.batches import evaluating, warn_few
 from collab_heads.saving.loading import check_device
 from collab_heads.serving.comparison import in_turns
@@ -171,6 +172,7 @@ def score_of(task: Task, tokenizer: Any, model: PreTrainedModel) -> float:
 
 def made(task: str | Callable, data: Data | None, columns: Sequence[str] | None, limits: Limits) -> Task:
     """Return the task with its examples."""
+    check_field("source_prefix", None, limits.source_prefix)
     if callable(task):
         if data is not None or columns is not None:
             raise ArgumentError("a function has its own examples: leave data and columns out")

@@ -112,7 +112,8 @@ def check_folder(folder: Path) -> None:
     except (OSError, ValueError):  # ValueError: a null byte
         is_folder, siblings = False, []
     if not is_folder:
-        raise DataError(f"no such folder: {str(folder)!r:.300}{did_you_mean(folder.name, siblings)}")
+        guess = did_you_mean(folder.name, siblings) or ", where export wrote a model"
+        raise DataError(f"no such folder: {str(folder)!r:.300}{guess}")
     if not (folder / EXPORT).exists():
         way = "load a checkpoint with from_pretrained, and what was exported to ctranslate2 with ctranslate2"
         if within := sorted(place.parent.name for place in folder.glob(f"*/{EXPORT}")):

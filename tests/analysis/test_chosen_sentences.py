@@ -11,7 +11,7 @@ from unchanged import refused
 from collab_heads import analyze_heads
 from collab_heads.analysis.chosen_sentences import LONGEST, chosen_batches, pieces_of
 from collab_heads.analysis.report.page_data import page_data
-from collab_heads.errors import ArgumentError
+from collab_heads.errors import ArgumentError, DataError
 
 TEXTS = ["the dog runs", "a cat"]
 
@@ -86,9 +86,12 @@ def test_refusals():
         ({"input_ids": torch.ones(1, 2).long()}, "sentences is a single dict: pass a list"),
         ([("a", "b", "c")], "sentences must be a list"),
         (["a", ""], r"sentences\[1\] has an empty text"),
+        (torch.zeros(2), "sentences is a single Tensor: pass a list of texts"),
     ):
         with pytest.raises(ArgumentError, match=message):
             analyzed(tokenizer=tokenizer, sentences=wrong)
+    with pytest.raises(DataError, match=r"sentences\[1\]: .* is half of a pair of surrogates"):
+        analyzed(tokenizer=tokenizer, sentences=["a", "b\udcff"])
     with pytest.raises(ArgumentError, match="needs the model's tokenizer"):
         analyzed(sentences=["the dog"])
     with refused(model := model_in("marian"), ArgumentError, "also reads what it generates", "pass a pair"):

@@ -45,7 +45,7 @@ def maps_in_place(
         The maps of each layer, [B, original H, T, S].
 
     Raises:
-        ArgumentError: if the model has no such role, or several and none is named.
+        ArgumentError: if the model has no such role, or several and none is named, or a map is no tensor.
         ShapeError: if there are not as many maps as layers, or not as many heads in one as the model has.
         UnsupportedModelError: if there is no adapter for the model, or it is wrapped.
     """
@@ -64,6 +64,8 @@ def maps_in_place(
         chosen *= len(attentions)
     if len(chosen) != len(attentions):
         raise ShapeError(f"attentions has the maps of {len(attentions)} layers, and the model has {len(chosen)}")
+    if others := [maps for maps in attentions if not isinstance(maps, Tensor)]:
+        raise ArgumentError(f"attentions holds {others[0]!r:.80}: pass the maps of each layer, tensors")
     placed = []
     for layer, (site, maps) in enumerate(zip(chosen, attentions, strict=True)):
         kept = numbers[site.path]

@@ -48,6 +48,7 @@ def test_refusals():
     for given, error, said in (
         ({}, ArgumentError, "has maps of enc-self, dec-self, dec-enc: say with role="),
         ({"role": "dec-sel"}, ArgumentError, "did you mean 'dec-self'"),
+        ({"role": "enc-self", "attentions": [None, maps[1]]}, ArgumentError, "attentions holds None: pass the maps"),
         ({"role": "enc-self", "attentions": maps[:1]}, ShapeError, "1 layers, and the model has 2"),
         (
             {"role": "enc-self", "attentions": [each[:, 1:] for each in maps]},
