@@ -102,8 +102,7 @@ def served(name: str, model: str, budget: float, engine: str, task: str, trainin
     if small.get("elsewhere") is not None:
         also = f"accuracy on SST-2 {before['elsewhere']:.2f} → {small['elsewhere']:.2f}; {also}"
     scored = before | sizes[0], small | sizes[1]
-    newer = row("compression", model=model, shape=engine, budget=budget, method="refined")["score"]
-    also += f"; {found['score']:.2f} in PyTorch, a newer fit {newer:.2f}"
+    also += f"; {found['score']:.2f} in PyTorch"
     return change(f"`compress`, {name}, int8", task, *scored, "score", training, also, megabytes=megabytes)
 
 
