@@ -1,4 +1,4 @@
-"""What tests read and choose on the page of a report, in a browser."""
+"""Read and choose things on the page of a report, in a browser."""
 
 import json
 

@@ -1,11 +1,9 @@
 """A model in llama.cpp that is called as the original is: logits, states, or embeddings of texts."""
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -16,19 +14,19 @@ from transformers.utils import ModelOutput
 from collab_heads.base.extras import check_extra
 from collab_heads.errors import ArgumentError, DataError, ModelStateError
 from collab_heads.files.folders import damage
-from collab_heads.saving.source_files import OF_TEXTS, files_in
+from collab_heads.saving.source_files import OF_TEXTS
 from collab_heads.serving.ctranslate2_engines import ids, rows_of
 from collab_heads.serving.exported_folder import naming
 from collab_heads.serving.gguf_engines import Embeds, Predicts
 from collab_heads.serving.gguf_file import checked_facts, read_gguf
 from collab_heads.serving.graph_engines import AGAIN, check_inside
 from collab_heads.serving.target import first_line
-from collab_heads.serving.text_reader import EMBEDDING, TextReader, Texts, read_texts
+from collab_heads.serving.text_reader import EMBEDDING, EmbedsTexts, Texts, read_texts
 
 FEWEST = 256  # tokens for which an engine makes room
 
 
-class ServedGguf(PreTrainedModel):
+class ServedGguf(EmbedsTexts, PreTrainedModel):
     """A model in llama.cpp. A text is read without its padding, and by itself.
 
     Args:
@@ -96,7 +94,7 @@ class ServedGguf(PreTrainedModel):
     ) -> ModelOutput:
         """Return what the original would: `logits` [B, T, V], `last_hidden_state` [B, T, D], or `sentence_embedding`.
 
-        What stands at padding is zeros. An embedding of a text, [B, D], has length 1 if the original's has.
+        Padding gets zeros. An embedding of a text, [B, D], has length 1 if the original's has.
 
         Args:
             input_ids: [B, T].
@@ -133,36 +131,3 @@ class ServedGguf(PreTrainedModel):
             return engine(tokens)
         except (RuntimeError, ValueError) as error:
             raise ModelStateError(f"llama.cpp fails on a text of {len(tokens)} tokens: {first_line(error)}") from error
-
-    @functools.cached_property
-    def reader(self) -> TextReader:
-        """The reader that turns texts into the inputs of a sentence encoder.
-
-        Raises:
-            ModelStateError: if the model puts out no embeddings of texts, or the folder has no tokenizer.
-        """
-        if self.texts is None:
-            raise ModelStateError(
-                f"{self.file} puts out no {EMBEDDING}, or {OF_TEXTS} is missing beside it: export a model that was "
-                "loaded from a folder of sentence-transformers, which has a modules.json"
-            )
-        if not files_in(self.folder):
-            raise ModelStateError(f"{self.folder} has no tokenizer: export with tokenizer=, or save it there")
-        for file in files_in(self.folder):
-            check_inside(file)
-        return TextReader(self.folder, self.texts, self.config)
-
-    def encode(self, texts: Sequence[str], batch_size: int = 32, *, prompt_name: str | None = None) -> np.ndarray:
-        """Return the embeddings of texts, [N, d], float32, as the `encode` of sentence-transformers does.
-
-        Args:
-            texts: the texts, N of them; longer ones than the model reads are cut.
-            batch_size: texts that are tokenized at a time; llama.cpp reads each by itself.
-            prompt_name: the name of the prompt that stands before each text; None for that of the model, if it has one.
-
-        Raises:
-            ArgumentError: if a text is none, or there is no such prompt.
-            ModelStateError: if the model puts out no embeddings of texts, or the folder has no tokenizer.
-            DataError: if the tokenizer in the folder cannot be loaded.
-        """
-        return self.reader.encode(self, texts, batch_size, prompt_name, self.width)

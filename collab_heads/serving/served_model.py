@@ -1,13 +1,11 @@
 """Call and run what was exported as a graph: a model that takes inputs and generates, as the original does."""
 
 import copy
-import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -16,14 +14,12 @@ from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
 from transformers.utils import ModelOutput
 
-from collab_heads.errors import ArgumentError, ModelStateError
+from collab_heads.errors import ArgumentError
 from collab_heads.layers.attention import CACHE
 from collab_heads.running.batches import MODALITIES
-from collab_heads.saving.source_files import files_in
 from collab_heads.serving.exported_folder import DECODER, ENCODER, SINGLE
-from collab_heads.serving.graph_engines import check_inside
 from collab_heads.serving.graph_interface import taken
-from collab_heads.serving.text_reader import EMBEDDING, TextReader, Texts
+from collab_heads.serving.text_reader import EmbedsTexts, Texts
 
 
 class CrossAttentionEncoder(nn.Module):
@@ -57,7 +53,7 @@ class CrossAttentionEncoder(nn.Module):
         return found
 
 
-class ServedModel(PreTrainedModel, GenerationMixin):
+class ServedModel(EmbedsTexts, PreTrainedModel, GenerationMixin):
     """An exported model that is called as the original is, and generates with it: greedily, by sampling, with beams.
 
     Args:
@@ -112,40 +108,6 @@ class ServedModel(PreTrainedModel, GenerationMixin):
             kwargs: the same.
         """
         return self.encoder
-
-    @functools.cached_property
-    def reader(self) -> TextReader:
-        """The reader that turns texts into the inputs of a sentence encoder.
-
-        Raises:
-            ModelStateError: if the model puts out no embeddings of texts, or the folder has no tokenizer.
-        """
-        if self.folder is None or self.texts is None:
-            raise ModelStateError(
-                f"this {self.config.model_type} puts out no {EMBEDDING}: export a model that was loaded from a folder "
-                "of sentence-transformers, which has a modules.json"
-            )
-        if not files_in(self.folder):
-            raise ModelStateError(f"{self.folder} has no tokenizer: export with tokenizer=, or save it there")
-        for file in files_in(self.folder):
-            check_inside(file)
-        return TextReader(self.folder, self.texts, self.config)
-
-    def encode(self, texts: Sequence[str], batch_size: int = 32, *, prompt_name: str | None = None) -> np.ndarray:
-        """Return the embeddings of texts, [N, d], float32, as the `encode` of sentence-transformers does.
-
-        Args:
-            texts: the texts, N of them. Those of similar length are read together; longer ones than the model reads
-                are cut.
-            batch_size: texts that are read at a time.
-            prompt_name: the name of the prompt that stands before each text; None for that of the model, if it has one.
-
-        Raises:
-            ArgumentError: if a text is none, or there is no such prompt.
-            ModelStateError: if the model puts out no embeddings of texts, or the folder has no tokenizer.
-            DataError: if the tokenizer in the folder cannot be loaded.
-        """
-        return self.reader.encode(self, texts, batch_size, prompt_name, self.width)
 
     def empty_cache(self, rows: int) -> DynamicCache:
         """Return a cache of no tokens.

@@ -1,4 +1,4 @@
-"""What a GGUF file says of itself is read without trust, and checked: llama.cpp ends the process on some faults."""
+"""Read a GGUF file without trust, and check what it says: llama.cpp ends the process on some faults."""
 
 import math
 import struct
