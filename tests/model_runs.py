@@ -94,6 +94,8 @@ def set_backend(model: PreTrainedModel, backend: str) -> None:
 
     A model that knows the eager one only keeps it.
     """
+    if backend == "flex_attention":  # after other compiled models sizes are dynamic, and inductor writes wrong C++
+        torch.compiler.reset()
     for module in model.modules():
         if isinstance(module, PreTrainedModel) and module._supports_sdpa:
             module.set_attn_implementation(backend)
