@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 PANEL = 384  # columns of a triangular matrix that are inverted together
+COLUMNS = 128  # of a block of products, at least; blocks below the diagonal are left out
+BLOCKS = 8  # over all columns, at most
 
 
 def float64(tensor: Tensor) -> Tensor:
@@ -13,8 +15,36 @@ def float64(tensor: Tensor) -> Tensor:
     return tensor.to("cpu" if tensor.device.type == "mps" else tensor.device, torch.float64)
 
 
+def add_products_(sums: Tensor, rows: Tensor) -> None:
+    """Add the products of columns, rows^T rows, to sums, on and above their diagonal.
+
+    Args:
+        sums: [n, n]; products are computed in the precision of the rows, and added in its own.
+        rows: [N, n].
+    """
+    for own in column_blocks(rows.shape[1]):
+        sums[own, own.start :] += (rows[:, own].mT @ rows[:, own.start :]).to(sums.device)
+
+
+def mirror_(sums: Tensor) -> Tensor:
+    """Copy what a matrix [n, n] has above its diagonal to the places below, and return it."""
+    for own in column_blocks(len(sums)):
+        sums[own, own] = sums[own, own].triu() + sums[own, own].triu(1).mT
+        sums[own.stop :, own] = sums[own, own.stop :].mT
+    return sums
+
+
+def column_blocks(count: int) -> list[slice]:
+    """Cut columns into blocks of products."""
+    width = max(COLUMNS, -(-count // BLOCKS))
+    return [slice(start, min(start + width, count)) for start in range(0, count, width)]
+
+
 def cholesky_(matrix: Tensor) -> Tensor:
-    """Overwrite a symmetric positive definite matrix by its lower Cholesky factor, and return this: [n, n]."""
+    """Overwrite a symmetric positive definite matrix by its lower Cholesky factor, and return this: [n, n].
+
+    What is below its diagonal is not read.
+    """
     columns = matrix.mT  # the layout of LAPACK: no copy is made
     return torch.linalg.cholesky(columns, out=columns)
 
@@ -36,7 +66,7 @@ def solve_positive(matrix: Tensor, right: Tensor) -> Tensor:
     """Solve matrix @ x = right in the memory of the matrix, which is lost.
 
     Args:
-        matrix: [n, n], symmetric and positive definite.
+        matrix: [n, n], symmetric and positive definite; what is below its diagonal is not read.
         right: [n, k].
     """
     factor = cholesky_(matrix)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from collab_heads.base.numerics import float64
+from collab_heads.base.numerics import add_products_, float64, mirror_
 from collab_heads.errors import CalibrationError, NonFiniteError
 from collab_heads.model.open_layers import OpenLayerSite, OpenSite
 from collab_heads.running.batches import sides
@@ -20,8 +20,6 @@ from collab_heads.running.outputs import FAR
 
 SIDES = ("query", "key")
 LARGE = 1e12  # norms beyond it, or below its inverse, have squares that float32 may not hold
-COLUMNS = 128  # of a block of products, at least; blocks below the diagonal are left out
-BLOCKS = 8  # over all columns, at most
 
 
 @dataclass
@@ -128,33 +126,18 @@ class RunningMoments:
         else:
             self.total += float64(tokens.sum(0))
         if is_far.any():
-            self.multiply(float64(tokens[is_far]))
+            add_products_(self.upper, float64(tokens[is_far]))
             tokens = tokens[~is_far]
-        self.multiply(tokens)
-
-    def multiply(self, tokens: Tensor) -> None:
-        """Add the outer products of shifted tokens [N, D], on and above the diagonal."""
-        for own in column_blocks(tokens.shape[1]):
-            products = tokens[:, own].mT @ tokens[:, own.start :]
-            self.upper[own, own.start :] += products.to(self.upper.device)
+        add_products_(self.upper, tokens)
 
     def finished(self) -> InputMoments:
         """Return the moments; nothing can be added afterwards."""
-        sums, total, shift = self.upper, self.total, float64(self.shift)
-        for own in column_blocks(len(sums)):
-            sums[own, own] = sums[own, own].triu() + sums[own, own].triu(1).mT
-            sums[own.stop :, own] = sums[own, own.stop :].mT
+        sums, total, shift = mirror_(self.upper), self.total, float64(self.shift)
         outer = self.between.add_(sums) if self.centres else sums
         outer.addr_(shift, total).addr_(total, shift).addr_(shift, shift, alpha=self.count)
         return InputMoments(
             self.count, total + self.count * shift, outer, sums if self.centres else sums.new_zeros(0, 0)
         )
-
-
-def column_blocks(count: int) -> list[slice]:
-    """Cut columns into blocks of products."""
-    width = max(COLUMNS, -(-count // BLOCKS))
-    return [slice(start, min(start + width, count)) for start in range(0, count, width)]
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:

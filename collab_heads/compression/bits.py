@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from collab_heads.base.numerics import float64
+from collab_heads.base.numerics import add_products_, float64, mirror_
 from collab_heads.compression.parts.part import Fit
 from collab_heads.compression.parts.shape import Shape
 from collab_heads.errors import NonFiniteError
@@ -161,8 +161,9 @@ class InputSums:
             rows = states.flatten(0, -2)
             if (mask := self.masks.get(self.side_of(name))) is not None:
                 rows = rows[mask.flatten().to(rows.device)]
-            product = float64(rows.float().mT @ rows.float())
-            self.sums[name] = product if name not in self.sums else self.sums[name] + product
+            if name not in self.sums:
+                self.sums[name] = float64(rows.new_zeros(0)).new_zeros(rows.shape[1], rows.shape[1])
+            add_products_(self.sums[name], rows.float())
         if name == LAST:
             self.read.clear()
             self.seen += 1
@@ -181,4 +182,5 @@ class InputSums:
                 hook = module.register_forward_pre_hook(lambda _, args, name=name: self.hear(name, args[0]))
                 stack.callback(hook.remove)
             run_batches(model, examples, self.masks, "putting weights on grids")
-        return {name: self.sums[first] for name, first in self.same.items() if first in self.sums}
+        sums = {name: mirror_(each) for name, each in self.sums.items()}
+        return {name: sums[first] for name, first in self.same.items() if first in sums}

@@ -16,18 +16,18 @@ token counts by one over the variance of s0.
 Shapes: n the width of what a last projection reads, D width of the model.
 """
 
+import functools
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.base.numerics import few_threads, float64, solve_positive
+from collab_heads.base.numerics import add_products_, few_threads, float64, solve_positive
 from collab_heads.base.progress import progress_bar
 from collab_heads.compression.bits import LAST, InputSums, on_grid, projections_of, rounded
 from collab_heads.compression.measurements import Measurements
@@ -277,10 +277,10 @@ def targets_of(
 
 @dataclass
 class Sums:
-    """Sums over tokens for a regression of targets y on x = [u; 1], u what a last projection reads.
+    """Sums over tokens for a regression of what is missing, y, on x = [u; 1], u what a last projection reads.
 
     Attributes:
-        second: [n + 1, n + 1], float64, of x x^T.
+        second: [n + 1, n + 1], float64, of x x^T, on and above the diagonal.
         right: [n + 1, D], float64, of x y^T.
     """
 
@@ -299,27 +299,25 @@ class Sums:
         empty = float64(like.new_zeros(0))
         return cls(empty.new_zeros(width + 1, width + 1), empty.new_zeros(width + 1, dim))
 
-    def add(self, rows: Tensor, targets: Tensor) -> None:
+    def add(self, rows: Tensor, missing: Tensor) -> None:
         """Add tokens: x [tokens, n + 1] and y [tokens, D]."""
-        rows, targets = float64(rows), float64(targets)  # products in less may not be positive definite
-        self.second += rows.mT @ rows
-        self.right += rows.mT @ targets
+        rows = float64(rows)  # products in less may not be positive definite
+        add_products_(self.second, rows)
+        self.right.addmm_(rows.mT, float64(missing))
 
-    def solve(self, present: Tensor, ridge: float, has_bias: bool) -> Tensor:
-        """Return the weights, with the bias as a last row, near the present ones: [n + 1, D].
+    def solve(self, ridge: float, has_bias: bool) -> Tensor:
+        """Return the change of the weights, with that of the bias as a last row: [n + 1, D].
 
         Args:
-            present: [n + 1, D].
-            ridge: how near, as a share of the mean square of u. The bias is free.
-            has_bias: whether there is a bias; without it, its row stays.
+            ridge: how small it stays, as a share of the mean square of u. That of the bias is free.
+            has_bias: whether there is a bias; without it, its row is zero.
         """
-        free = slice(None) if has_bias else slice(-1)
-        missing, found = torch.addmm(self.right, self.second, present, alpha=-1)[free], present.clone()
+        free, found = slice(None) if has_bias else slice(-1), torch.zeros_like(self.right)
         second = self.second[free, free].clone()
-        squares = second.diagonal()[: len(present) - 1]
+        squares = second.diagonal()[: len(found) - 1]
         if len(squares):
             squares += ridge * squares.mean().clamp(min=torch.finfo(squares.dtype).tiny ** 0.5)
-        found[free] += solve_positive(second, missing)
+        found[free] = solve_positive(second, self.right[free])
         return found
 
 
@@ -335,22 +333,22 @@ def refit(
         targets: portion -> [tokens, D], what the reader reads in the original.
     """
     sums: list[Sums] = []
-    held: list[tuple[Tensor, Tensor]] = []  # rows and targets that choose the ridge
+    held: list[tuple[Tensor, Tensor]] = []  # rows, and what is missing, that choose the ridge
     masks: dict[str, Tensor | None] = {}
     left = list(targets)
 
-    def see(inputs: Tensor, put_out: Tensor, read: Tensor) -> None:
-        used, own, states = (reader.real(each, masks).to(inputs.device) for each in (inputs, put_out, read))
+    def see(inputs: Tensor, _: Tensor, read: Tensor) -> None:
+        used, states = (reader.real(each, masks).to(inputs.device) for each in (inputs, read))
         number, original, scale = len(targets) - len(left), left.pop(0).to(used), reader.scale.to(used)
         root = token_weights(original).sqrt()[:, None]
-        missing = ((original - states) / scale).where(scale != 0, 0.0)  # of the output
-        rows, wanted = torch.cat([used, used.new_ones(len(used), 1)], dim=1) * root, (own + missing) * root
+        missing = ((original - states) / scale).where(scale != 0, 0.0) * root  # of the output
+        rows = torch.cat([used, used.new_ones(len(used), 1)], dim=1) * root
         if number % VALIDATED == VALIDATED - 1:
-            held.append((rows, wanted))
+            held.append((rows, missing))
         else:
             if not sums:
-                sums.append(Sums.zeros(used.shape[1], own.shape[1], used))
-            sums[0].add(rows, wanted)
+                sums.append(Sums.zeros(used.shape[1], missing.shape[1], used))
+            sums[0].add(rows, missing)
         raise EnoughSeen
 
     with watching(model, reader, see):
@@ -360,29 +358,29 @@ def refit(
     if not (sums[0].second.diagonal().isfinite().all() and sums[0].right.isfinite().all()):
         return None  # half precision may overflow in the smaller model
     output = model.get_submodule(reader.output)
-    present, has_bias = weights_of(output, sums[0].right), output.bias is not None
-    with few_threads(len(present)):
-        tried = {ridge: error(sums[0].solve(present, ridge, has_bias), held) for ridge in RIDGES}
-        ridge = min(tried, key=lambda ridge: tried[ridge])
-        if not tried[ridge] < error(present, held):
+    has_bias = output.bias is not None
+    with few_threads(len(sums[0].second)):
+        error_with = functools.cache(lambda ridge: error(sums[0].solve(ridge, has_bias), held))
+        ridge = nearby_least(RIDGES, error_with)
+        if not error_with(ridge) < error(None, held):
             return None
-        for rows, wanted in held:
-            sums[0].add(rows, wanted)
-        found = sums[0].solve(present, ridge, has_bias)
-    return OutputWeights(found[:-1].mT, found[-1] - present[-1])
+        for rows, missing in held:
+            sums[0].add(rows, missing)
+        change = sums[0].solve(ridge, has_bias)
+    weight = change[:-1].mT
+    return OutputWeights(weight + weight_of(output).detach() if weight.numel() else weight, change[-1])
 
 
-def error(weights: Tensor, held: Sequence[tuple[Tensor, Tensor]]) -> float:
-    """Return the sum of squared errors of weights [n + 1, D] for some rows and targets."""
-    return sum(float((rows.to(weights) @ weights - wanted.to(weights)).square().sum()) for rows, wanted in held)
+def nearby_least(values: Sequence[float], error_with: Callable[[float], float]) -> float:
+    """Return the value with the least error, from the middle on, on the side where the error falls."""
+    index = len(values) // 2
+    for step in (-1, 1):
+        while 0 <= index + step < len(values) and error_with(values[index + step]) < error_with(values[index]):
+            index += step
+    return values[index]
 
 
-@torch.no_grad()
-def weights_of(output: nn.Module, like: Tensor) -> Tensor:
-    """Return the present weights of a last projection as [n + 1, D], with the bias (or zeros) as the last row."""
-    rows = torch.zeros_like(like)
-    if len(rows) > 1:
-        rows[:-1] = weight_of(output).mT
-    if output.bias is not None:
-        rows[-1] = cast(Tensor, output.bias)
-    return rows
+def error(change: Tensor | None, held: Sequence[tuple[Tensor, Tensor]]) -> float:
+    """Return the sum of squares that is missing in some rows after a change of weights [n + 1, D], or without one."""
+    left = (missing if change is None else missing - (rows.to(change) @ change) for rows, missing in held)
+    return sum(float(float64(each).square().sum()) for each in left)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from collab_heads.base import numerics
-from collab_heads.base.numerics import cholesky_, invert_lower_, solve_positive
+from collab_heads.base.numerics import add_products_, cholesky_, invert_lower_, mirror_, solve_positive
 
 ROUNDING = 1e-9  # float64; differences seen: 1e-14
 
@@ -12,6 +12,25 @@ ROUNDING = 1e-9  # float64; differences seen: 1e-14
 def positive(size: int) -> torch.Tensor:
     rows = torch.randn(2 * size + 1, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return rows.mT @ rows / len(rows)
+
+
+@pytest.mark.parametrize("size", (0, 1, 60, 300))
+def test_products_are_added_above_the_diagonal_and_mirrored(size):
+    rows = torch.randn(2, 9, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sums = torch.zeros(size, size, dtype=torch.float64)
+    for part in rows:
+        add_products_(sums, part)
+    expected = rows.flatten(0, 1).mT @ rows.flatten(0, 1)
+    torch.testing.assert_close(sums.triu(), expected.triu(), rtol=ROUNDING, atol=ROUNDING)
+    assert mirror_(sums) is sums
+    torch.testing.assert_close(sums, expected, rtol=ROUNDING, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("size", (1, 7, 60))
+def test_a_system_is_read_from_the_upper_triangle(size):
+    matrix, right = positive(size), torch.ones(size, 2, dtype=torch.float64)
+    expected = solve_positive(matrix.clone(), right)
+    torch.testing.assert_close(solve_positive(matrix.triu(), right), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("size", (0, 1, 7, 60))

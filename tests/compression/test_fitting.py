@@ -12,7 +12,7 @@ from unchanged import assert_unchanged, snapshot
 
 from collab_heads import compress, plan
 from collab_heads.compression import fitting
-from collab_heads.compression.fitting import Sums, error, fit_choices, fitted_error, fitted_in_order
+from collab_heads.compression.fitting import Sums, error, fit_choices, fitted_error, fitted_in_order, nearby_least
 from collab_heads.compression.parts.heads import KeptHeads
 from collab_heads.compression.parts.part import RefittedOutput, install
 from collab_heads.layers.layout import weight_of
@@ -47,27 +47,40 @@ def test_least_squares_near_the_present_weights(has_bias):
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(50, 6, generator=generator, dtype=torch.float64)
     rows[:, -1] = 1
-    targets, present = (torch.randn(n, 3, generator=generator, dtype=torch.float64) for n in (50, 6))
-    sums, ridge = Sums(rows.mT @ rows, rows.mT @ targets), 0.3
+    missing = torch.randn(50, 3, generator=generator, dtype=torch.float64)
+    sums, ridge = Sums.zeros(5, 3, torch.empty(0)), 0.3
+    for part in (slice(20), slice(20, None)):
+        sums.add(rows[part], missing[part])
     size = (rows[:, :-1].square().sum(0)).mean()
     used = 6 if has_bias else 5
     near = torch.eye(6, dtype=torch.float64)[:5, :used] * (ridge * size).sqrt()
-    missing = targets - rows @ present
     change = torch.linalg.lstsq(
         torch.cat([rows[:, :used], near]), torch.cat([missing, torch.zeros(5, 3, dtype=torch.float64)])
     ).solution
-    found = sums.solve(present, ridge, has_bias)
-    torch.testing.assert_close(found[:used], present[:used] + change)
-    torch.testing.assert_close(found[used:], present[used:], rtol=0, atol=0)
-    square = (rows @ found - targets).square().sum()
-    halves = [(rows[part], targets[part]) for part in (slice(20), slice(20, None))]
-    assert error(found, halves) == pytest.approx(float(square))
+    found = sums.solve(ridge, has_bias)
+    torch.testing.assert_close(found[:used], change)
+    assert not found[used:].any()
+    halves = [(rows[part], missing[part]) for part in (slice(20), slice(20, None))]
+    assert error(found, halves) == pytest.approx(float((rows @ found - missing).square().sum()))
+    assert error(None, halves) == pytest.approx(float(missing.square().sum()))
+
+
+@pytest.mark.parametrize("least", range(5))
+def test_the_least_error_is_found_where_errors_fall_towards_it(least):
+    asked = []
+
+    def error_with(value):
+        asked.append(value)
+        return abs(value - least) + 1
+
+    assert nearby_least(range(5), functools.cache(error_with)) == least
+    assert len(asked) == len(set(asked)) <= 4
 
 
 def test_a_site_without_inputs_gets_a_bias():
     targets = torch.randn(9, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     ones = torch.ones(9, 1, dtype=torch.float64)
-    found = Sums(ones.mT @ ones, ones.mT @ targets).solve(torch.zeros(1, 3, dtype=torch.float64), 0.1, True)
+    found = Sums(ones.mT @ ones, ones.mT @ targets).solve(0.1, True)
     torch.testing.assert_close(found, targets.mean(0, keepdim=True))
 
 
@@ -190,10 +203,10 @@ def test_what_overflows_is_not_refitted(monkeypatch):
     fitted = fit_choices(made.measured, made.choose(0.4))
     assert fitted_in_order(made.measured, fitted, {})
 
-    def overflowing(self, rows, targets):
+    def overflowing(self, rows, missing):
         rows = rows.clone()
         rows[0, 0] = torch.inf
-        add(self, rows, targets)
+        add(self, rows, missing)
 
     monkeypatch.setattr(Sums, "add", overflowing)
     assert fitted_in_order(made.measured, fitted, {}) == {}
@@ -202,7 +215,7 @@ def test_what_overflows_is_not_refitted(monkeypatch):
 def test_what_loses_as_much_on_other_portions_is_not_refitted(monkeypatch):
     made = measured_of("bert")
     fitted = fit_choices(made.measured, made.choose(0.4))
-    monkeypatch.setattr(fitting, "error", lambda weights, held: 1.0)
+    monkeypatch.setattr(fitting, "error", lambda change, held: 1.0)
     assert fitted_in_order(made.measured, fitted, {}) == {}
 
 
