@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.progress import one_bar
 from collab_heads.calibration.input_moments import InputMoments, listening, listening_to_outputs
+from collab_heads.calibration.spilled import Spilled
 from collab_heads.layers.layout import widths
 from collab_heads.model.open_layers import OpenLayerSite, OpenSite
 from collab_heads.running.attention_calls import Call, recording_calls
@@ -130,6 +131,7 @@ class CalibratedSites:
             batches; of more than `RECORDED` examples, calls are kept for every second batch, or every third...
         are_held_out: whether the batches hold examples to measure on. They are few, see `most_bytes`, and tokens of
             outlying norm do not count in the moments of outputs: errors would be those of these tokens alone.
+        are_kept: whether the calibrations of several groups are kept in a temporary file, to be asked for again.
 
     Attributes:
         groups: the paths of the sites that are calibrated together.
@@ -147,6 +149,7 @@ class CalibratedSites:
         batches: Iterable[Mapping],
         *,
         are_held_out: bool = False,
+        are_kept: bool = False,
     ):
         self.model, self.sites, self.recorded, self.narrowed = model, sites, recorded, narrowed
         self.far = not are_held_out
@@ -159,6 +162,7 @@ class CalibratedSites:
         self.batches = batches if are_one and not recorded else check_batches(batches)
         self.step = -(-sum(num_rows(batch) or 1 for batch in self.batches) // RECORDED) if recorded else 1
         self.groups = [[*sizes]] if are_one else self.of_blocks(sizes, limit)
+        self.spilled = Spilled(sum(sizes.values())) if are_kept and len(self.groups) > 1 else None
         self.open, self.seen = self.groups[0], self.calibrated(self.groups[0])
 
     def of_blocks(self, sizes: Mapping[str, int], limit: float) -> list[list[str]]:
@@ -205,6 +209,17 @@ class CalibratedSites:
             self.open, self.seen = [], Calibrations()
 
     def calibrated(self, group: Sequence[str]) -> Calibrations:
+        """Return the calibrations of one group, as they were kept, or after one pass over the batches."""
+        seen: Calibrations | None = None if self.spilled is None else self.spilled.find(tuple(group))
+        if seen is None:
+            seen = self.calibrated_anew(group)
+            if self.spilled is not None:
+                self.spilled.add(tuple(group), seen)
+        for path, each in seen.query_key.items():
+            seen.query_key[path] = replace(each, kept=self.kept.setdefault(path, {}))
+        return replace(seen, orders=self.orders)
+
+    def calibrated_anew(self, group: Sequence[str]) -> Calibrations:
         """Calibrate one group in one pass over the batches."""
         sites, recorded = ([site for site in sites if site.path in group] for sites in (self.sites, self.recorded))
         narrowed = [site for site in self.narrowed if site.path in group]
@@ -227,10 +242,7 @@ class CalibratedSites:
     ) -> Calibrations:
         """Calibrate some sites on one of the lists of batches; of several groups, each runs its own blocks alone."""
         starts = self.starts_on([*batches], number) if len(self.groups) > 1 else None
-        seen = calibrate(self.model, sites, recorded, narrowed, batches, starts, far=self.far)
-        for path, each in seen.query_key.items():
-            seen.query_key[path] = replace(each, kept=self.kept.setdefault(path, {}))
-        return replace(seen, orders=self.orders)
+        return calibrate(self.model, sites, recorded, narrowed, batches, starts, far=self.far)
 
 
 def moment_counts(sites: Sequence[OpenSite], narrowed: Sequence[OpenLayerSite]) -> dict[str, int]:

@@ -150,7 +150,7 @@ def measure_model(
     with kept_measurements(file if errors else None, layers, batches, options, shapes) as measured:
         missing = [site for site in sites if errors and site.path not in measured.sites]
         with one_bar("calibrating"):
-            fitted = CalibratedSites(model, stock, stock, sites, to_fit)
+            fitted = CalibratedSites(model, stock, stock, sites, to_fit, are_kept=bool(missing))
             shown = CalibratedSites(model, stock, stock, sites, held, are_held_out=True) if missing else None
             work, probe = count_work(model, batches, sites), Probe(model, held, attention)
             others = other_operations(model, batches, sites)
