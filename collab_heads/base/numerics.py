@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 PANEL = 384  # columns of a triangular matrix that are inverted together
+ONE_THREAD = 1024  # the largest size for which one thread is quickest
 
 
 def float64(tensor: Tensor) -> Tensor:
@@ -56,12 +57,12 @@ def keeping_threads():
 
 @contextmanager
 def few_threads(size: int):
-    """Use one torch thread for sizes up to 1024 while the context is open, and torch's own number for larger ones.
+    """Use one torch thread for sizes up to `ONE_THREAD` while the context is open, torch's own number for larger ones.
 
     On a busy machine the threads of many small solves mostly wait for each other. Measured on two busy cores at
     12 x 768, R=256: 43 s with two threads, 2 s with one.
     """
     with keeping_threads():
-        if size <= 1024:
+        if size <= ONE_THREAD:
             torch.set_num_threads(1)
         yield

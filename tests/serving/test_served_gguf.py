@@ -86,7 +86,9 @@ def test_it_generates_as_the_original_does(decoder, tmp_path):
     (tmp_path / "text.txt").write_text("ab\nabba b\n")
     for name in ("served", f"served/{GGUF}"):
         out = tmp_path / "out.txt"
-        main(["generate", str(folder / name), str(tmp_path / "text.txt"), "--output", str(out), "--max_new_tokens", "8"])
+        main(
+            ["generate", str(folder / name), str(tmp_path / "text.txt"), "--output", str(out), "--max_new_tokens", "8"]
+        )
         first = tokenizer("ab", return_tensors="pt")
         new = model.generate(**first, do_sample=False, max_new_tokens=8)[0, first["input_ids"].shape[1] :]
         assert out.read_text().splitlines()[0] == " ".join(tokenizer.decode(new, skip_special_tokens=True).splitlines())
