@@ -27,23 +27,25 @@ class Estimate:
 
     Attributes:
         seconds: its time.
-        memory: bytes, beyond what the process holds when it begins.
+        memory: bytes, beyond what the process holds when it begins; None where this is not known.
         threads: that it runs on.
     """
 
     seconds: float
-    memory: float
+    memory: float | None
     threads: int
 
     def __add__(self, other: "Estimate") -> "Estimate":
         """Return what both take, one after the other."""
-        return Estimate(self.seconds + other.seconds, max(self.memory, other.memory), self.threads)
+        known = [each for each in (self.memory, other.memory) if each is not None]
+        return Estimate(self.seconds + other.seconds, max(known) if len(known) == 2 else None, self.threads)
 
     def __str__(self) -> str:
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
-        held = held_bytes()
-        memory = "" if held is None else f", and {(held + self.memory) / 1e9:.1f} GB of memory at its peak"
-        return f"about {in_words(self.seconds)} on {threads}{memory}"
+        said = f"about {in_words(self.seconds)} on {threads}"
+        if self.memory is None or (held := held_bytes()) is None:
+            return said
+        return f"{said}, and {(held + self.memory) / 1e9:.1f} GB of memory at its peak"
 
 
 Estimating = Callable[[], Estimate | None]  # None where the time cannot be known

@@ -5,9 +5,10 @@ import logging
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 from transformers import BertConfig, BertModel
 
-from collab_heads import compress, distill, plan, prune_heads
+from collab_heads import analyze_heads, compress, distill, plan, prune_heads
 from collab_heads.base import estimates
 from collab_heads.base.estimates import Estimate, in_words, say, work
 from collab_heads.base.progress import showing_bars
@@ -61,6 +62,17 @@ def test_commands_write_one_line_and_functions_none(capsys):
             found = lines(capsys)
             assert len(found) == shown
             assert not shown or (found[0].startswith(f"{name}: about 0 seconds on ") and "GB of memory" in found[0])
+
+
+@pytest.mark.usefixtures("no_least")
+def test_an_analysis_says_only_its_time(capsys):
+    with showing_bars(True):
+        analyze_heads(bert(), batches(), parts=["statistics", "worth"], exclude=[])
+        (line,) = lines(capsys)
+        assert line.startswith("analyze: about 0 seconds on ") and "GB" not in line
+        analyze_heads(bert(), batches(), parts=["ablation"], evaluate=lambda model: 1.0, exclude=[])
+        analyze_heads(bert(), DataLoader(batches(), batch_size=None), parts=["statistics"], exclude=[])
+        assert not lines(capsys)
 
 
 @pytest.mark.usefixtures("no_least")
