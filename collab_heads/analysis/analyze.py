@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.analysis.chosen_sentences import Chosen, chosen_batches
+from collab_heads.analysis.estimate import estimate_analysis
 from collab_heads.analysis.measures.ablation import (
     Evaluate,
     ablation_curve,
@@ -39,6 +40,7 @@ from collab_heads.analysis.roles.positional import Positional
 from collab_heads.analysis.roles.syntax import Syntax
 from collab_heads.analysis.roles.treebank import Treebank
 from collab_heads.base.arguments import checking_arguments
+from collab_heads.base.estimates import say, work
 from collab_heads.base.option_values import PrefixKind
 from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.base.report import portable_name
@@ -162,7 +164,8 @@ def analyze_heads(
     adapter = get_adapter(model)
     if not adapter.sites_with_heads(model):
         raise ModelStateError(f"this {type(model).__name__} has no heads left to analyze")
-    report = Analysis(model, adapter, Sentences(batches), options).report()
+    with work("analyze"):
+        report = Analysis(model, adapter, Sentences(batches), options).report()
     warn_few([report.data["sentences"]])
     return report
 
@@ -195,9 +198,11 @@ class Analysis:
         self.seconds: dict[str, float] = {}
 
     def report(self) -> HeadReport:
-        syntax = None
+        syntax, options = None, self.options
+        is_known = not (options.treebank or options.compare_with) and options.prefixes == "reference"
+        if is_known and isinstance(self.batches.batches, Sequence):  # others may not fit in memory
+            say(lambda: estimate_analysis(self.model, [*self.batches], self.parts, options.contribution_sentences))
         if "roles" in self.parts:  # a broken treebank shows before anything is measured
-            options = self.options
             syntax = syntax_observer(self.model, self.adapter, options.treebank, options.tokenizer)
         if "statistics" in self.parts or "roles" in self.parts:
             self.observe(syntax)

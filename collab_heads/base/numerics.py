@@ -8,6 +8,7 @@ from torch import Tensor
 PANEL = 384  # columns of a triangular matrix that are inverted together
 COLUMNS = 128  # of a block of products, at least; blocks below the diagonal are left out
 BLOCKS = 8  # over all columns, at most
+ONE_THREAD = 1024  # the largest size for which one thread is quickest
 
 
 def float64(tensor: Tensor) -> Tensor:
@@ -86,12 +87,12 @@ def keeping_threads():
 
 @contextmanager
 def few_threads(size: int):
-    """Use one torch thread for sizes up to 1024 while the context is open, and torch's own number for larger ones.
+    """Use one torch thread for sizes up to `ONE_THREAD` while the context is open, torch's own number for larger ones.
 
     On a busy machine the threads of many small solves mostly wait for each other. Measured on two busy cores at
     12 x 768, R=256: 43 s with two threads, 2 s with one.
     """
     with keeping_threads():
-        if size <= 1024:
+        if size <= ONE_THREAD:
             torch.set_num_threads(1)
         yield

@@ -245,15 +245,15 @@ def generate(args: Namespace) -> None:
         collab-heads generate Helsinki-NLP/opus-mt-de-en text.txt --output translated.txt
         collab-heads generate served text.txt --output translated.txt
 
-    The model is stock or changed, or what `collab-heads export` wrote of one for ONNX Runtime or OpenVINO. A
-    translation model searches as its generation config says; a language model always takes the most probable token.
-    Line i is that of line i; empty lines stay empty.
+    The model is stock or changed, or what `collab-heads export` wrote of one for ONNX Runtime, OpenVINO or
+    llama.cpp. A translation model searches as its generation config says; a language model always takes the most
+    probable token. Line i is that of line i; empty lines stay empty.
     """
     if args.output is None:
         raise ArgumentError("--output is missing: a new file for the texts")
     if os.path.exists(args.output):
         raise OutputError(f"--output {args.output} must be a new file")
-    check_model_name(args.model)
+    check_model_name(args.model, in_llama_cpp=True)
     check_files(args.file)
 
 

@@ -43,7 +43,7 @@ def run_encode(args: Namespace) -> dict:
     """Write the embeddings of the lines of a file as an array, and return how many there are, and how wide."""
     lines = read_lines(Path(args.file))
     options = {"batch_size": args.batch_size, "prompt_name": args.prompt_name}
-    if is_exported(args.model) or gguf_at(Path(args.model)) is not None:
+    if is_exported(args.model):
         found = load_exported(args.model).encode(lines, **options)
     else:
         model = encoder_part(load(args).model)
@@ -84,7 +84,8 @@ def run_generate(args: Namespace) -> dict:
 def opened(args: Namespace) -> tuple[Any, Any]:
     """Return the model that the flags name, stock, changed or exported, and its tokenizer."""
     if is_exported(args.model):
-        return load_exported(args.model), load_tokenizer(args.model, {})
+        found = load_exported(args.model)
+        return found, load_tokenizer(str(found.folder), {})
     return load(args)[:2]
 
 
@@ -105,8 +106,8 @@ def encoder_part(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def is_exported(name: str) -> bool:
-    """Return True for a folder that `export` wrote."""
-    return os.path.isfile(os.path.join(name, EXPORT))
+    """Return True for a folder that `export` wrote, or a file for llama.cpp."""
+    return os.path.isfile(os.path.join(name, EXPORT)) or gguf_at(Path(name)) is not None
 
 
 def run_evaluate(args: Namespace) -> EvaluationReport:

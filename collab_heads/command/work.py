@@ -16,6 +16,7 @@ from collab_heads.analysis.analyze import analyze_heads
 from collab_heads.analysis.facts import FamilyFacts, FamilyList, ModelFacts
 from collab_heads.analysis.inspect import look
 from collab_heads.analysis.report.head_report import HeadReport
+from collab_heads.base.estimates import Estimate, Work, work
 from collab_heads.base.extras import missing
 from collab_heads.base.report import portable_name
 from collab_heads.collaborative.report import SwapReport
@@ -25,12 +26,13 @@ from collab_heads.command.texts import drawn, read_data
 from collab_heads.compression.compress import compress
 from collab_heads.compression.compression_plan import CompressionPlan
 from collab_heads.compression.measurements import HELD_OUT, MEASURED
-from collab_heads.compression.plan import plan
+from collab_heads.compression.plan import COMPRESS, plan
 from collab_heads.compression.report import CompressReport
 from collab_heads.contract.registry import get_adapter, is_lone_decoder
 from collab_heads.data.parallel import Pairs
 from collab_heads.distillation.checkpoint import DistillReport
 from collab_heads.distillation.distill import distill
+from collab_heads.distillation.estimate import estimate_distillation
 from collab_heads.distillation.examples import num_examples
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.evaluation.evaluate import made, score_of
@@ -66,6 +68,13 @@ def run_compress(args: Namespace) -> CompressReport | CompressionPlan:
 
     All input is read and checked before the model runs.
     """
+    is_known = not (args.plan or args.max_error or args.max_loss is not None)  # else the number of fits is not
+    with work(COMPRESS if is_known else "plan") as begun:
+        return compressed(args, begun)
+
+
+def compressed(args: Namespace, begun: Work) -> CompressReport | CompressionPlan:
+    """Do the work of `run_compress`, which has begun."""
     check_kind(args.kind)
     all_texts, task = read_data(args), examples(args)
     others = None if args.validation is None else read_data(Namespace(**{**vars(args), "data": args.validation}))
@@ -86,6 +95,8 @@ def run_compress(args: Namespace) -> CompressReport | CompressionPlan:
     given = {name: getattr(args, name) for name in options_of("compression.plan", "plan")}
     if isinstance(args.budget, str) and args.of == "parameters":
         given["of"] = "bytes"
+    if args.distill_steps and begun.name == COMPRESS:
+        begun.more.append(partial(distillation_after, args, model, batches))
     made = plan(model, batches, **{name: value for name, value in given.items() if value is not None})
     print(made)
     if args.plan:
@@ -108,6 +119,14 @@ def run_compress(args: Namespace) -> CompressReport | CompressionPlan:
     picture = drawing(made, "compression", measured)
     write_model(args, loaded, "compression", report, record, distilled=distilled, more=picture)
     return report
+
+
+def distillation_after(args: Namespace, model: PreTrainedModel, batches: Sequence[Mapping]) -> Estimate | None:
+    """Estimate the distillation of a model that will be compressed to a budget."""
+    budget = args.budget if isinstance(args.budget, float) else 0.5
+    trained = budget * sum(parameter.nbytes for parameter in model.parameters())
+    # narrower sites take more time than their share of the parameters
+    return estimate_distillation(model, model, batches, args.distill_steps, trained, 0.2 + 0.8 * budget)
 
 
 def examples(args: Namespace) -> Task | None:

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import cast
 
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import is_number
+from collab_heads.base.estimates import work
 from collab_heads.base.option_values import REFINE_STEPS, SITE_PARTS, Engine, ModelShape, SitePart
 from collab_heads.base.progress import one_bar
 from collab_heads.compression.compression_plan import Choices, CompressionPlan, check_budget
@@ -22,7 +24,7 @@ from collab_heads.compression.options import PlanOptions
 from collab_heads.compression.parts.part import install
 from collab_heads.compression.parts.shape import UNCHANGED, Choice
 from collab_heads.compression.parts.table import parts_of, resized
-from collab_heads.compression.plan import measure, planned, prepared
+from collab_heads.compression.plan import COMPRESS, measure, planned, prepared
 from collab_heads.compression.probe import Probe
 from collab_heads.compression.report import CompressedSite, CompressReport, Cost
 from collab_heads.compression.smallest import FittedChoice, scored, smallest_by_error, smallest_by_score
@@ -166,7 +168,9 @@ def compress(
         ("fitting", 4 if budget is not None else 12),
         ("timing what was chosen", 3 * is_timed),
     )
-    with opened(model, changes=True, of="layers") as layers, one_bar("compress", phases):
+    # how many budgets are fitted for an error or a loss is not known
+    begun = nullcontext() if budget is None else work(COMPRESS)
+    with opened(model, changes=True, of="layers") as layers, one_bar("compress", phases), begun:
         other = None if validation is None else Probe(model, prepared(model, each_batch(validation)), [])
         before = 0.0 if evaluate is None else scored(model, evaluate)
         if not math.isfinite(before):

@@ -5,14 +5,12 @@ that a mask rules out in causal attention or outside of a window. A decoder read
 without a cache.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
@@ -24,6 +22,7 @@ from collab_heads.errors import CalibrationError
 from collab_heads.layers.fused import FusedPart
 from collab_heads.model.open_layers import OpenFeedForward, OpenLayerSite
 from collab_heads.running.batches import num_rows, run_batches, select
+from collab_heads.running.speed import operation_counter
 
 UNITS: Mapping[Measure, str] = {
     "parameters": "parameters of layers",
@@ -153,20 +152,12 @@ def count_work(
     return found
 
 
-def fused_operations(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: object, **__: object) -> int:
-    """Count the multiplications and additions of fused attention on a CPU, which torch's counter leaves out."""
-    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
-
-
-FUSED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: fused_operations}
-
-
 def other_operations(model: PreTrainedModel, batches: Sequence[Mapping], sites: Sequence[OpenLayerSite]) -> int:
     """Count the multiplications of all matrix products and convolutions of a model outside of some sites.
 
     Only one example of each batch is run: the others are as long.
     """
-    counter = FlopCounterMode(display=False, custom_mapping=FUSED)
+    counter = operation_counter()
     total = begun = times = depth = 0  # inside of how many modules of sites
 
     def enter(*_: object) -> None:

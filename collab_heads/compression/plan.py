@@ -11,9 +11,11 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from collab_heads.base.arguments import checking_arguments
+from collab_heads.base.estimates import is_of, say, work
 from collab_heads.base.option_values import REFINE_STEPS, SITE_PARTS, Engine, ModelShape, SitePart
 from collab_heads.base.progress import one_bar
 from collab_heads.compression.compression_plan import CompressionPlan
+from collab_heads.compression.estimate import estimate_compression
 from collab_heads.compression.latency import Latencies
 from collab_heads.compression.measurements import Measurements, measure_model
 from collab_heads.compression.measures import COUNTED, Measure, SiteUse, stored_bytes
@@ -34,6 +36,7 @@ from collab_heads.serving.part_in_engine import check_engine
 from collab_heads.sites.state import QueryKeyKind
 
 logger = logging.get_logger("transformers.collab_heads")  # below transformers' own: its verbosity counts
+COMPRESS = "compress"  # the work that is a plan and the fits of one budget
 PHASES = (
     ("translating", 2),
     ("calibrating", 2),
@@ -130,12 +133,15 @@ def plan(
         MissingPackageError: if the engine is not installed.
     """
     options = PlanOptions(of, sites, parts, kind, shape, multiple_of, refine_steps, seed, bits, table_bits, engine)
-    with opened(model, changes=True, of="layers") as layers:
+    with opened(model, changes=True, of="layers") as layers, work("plan"):
         return planned(layers, batches, options, measurements)
 
 
 def planned(
-    layers: OpenLayers, batches: Iterable[Mapping], options: PlanOptions, file: str | Path | None = None
+    layers: OpenLayers,
+    batches: Iterable[Mapping],
+    options: PlanOptions,
+    file: str | Path | None = None,
 ) -> CompressionPlan:
     """Make the plan of an opened model, as `plan` does."""
     started = time.perf_counter()
@@ -164,7 +170,10 @@ def measure(
     for part in PARTS.values() if options.parts else ():
         if not part.may_stay or set(options.counted_parts) == {part.name}:
             get_adapter(model, layers.adapter, part.capability(options.kind))
-    return measure_model(layers, prepared(model, NoticingFew(batches)), options, errors=errors, file=file)
+    listed = prepared(model, NoticingFew(batches))
+    if errors and not (file is not None and Path(file).exists()):  # else much is measured already
+        say(lambda: estimate_compression(layers, listed, options, fits=is_of(COMPRESS)))
+    return measure_model(layers, listed, options, errors=errors, file=file)
 
 
 def check_dtypes(layers: OpenLayers, options: PlanOptions) -> None:

@@ -11,10 +11,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from collab_heads.base.arguments import checking_arguments
+from collab_heads.base.estimates import say, work
 from collab_heads.base.processes import agreed, copy_from_first
 from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.contract.registry import get_adapter
 from collab_heads.distillation.checkpoint import Checkpoint, DistillReport, Progress, resumed
+from collab_heads.distillation.estimate import estimate_distillation
 from collab_heads.distillation.examples import (
     check_apart,
     check_pair,
@@ -157,6 +159,7 @@ def distill(
         evaluating(model),
         trained_alone(model, trained),
         one_bar("distill", PHASES, disable=not processes.is_main_process),
+        work("distill"),
     ):
         train, held_out = split(listed, steps)
         places = in_order(len(train), seed, steps)
@@ -165,6 +168,10 @@ def distill(
         chosen = dict(zip(read, found, strict=False))
         in_turn, held_out = [chosen[place] for place in places], found[len(read) :]
         copy_from_first(processes, trained.values())
+        if processes.num_processes == 1 and not apart:
+            size = sum(parameter.nbytes for parameter in trained.values())
+            some = [batch for _, batch in in_turn]
+            say(lambda: estimate_distillation(original, model, some, steps, size))
         gap = Gap.measured(model, original, processes, held_out, output_weight)
         weights = MasterWeights(trained, learning_rate, steps, trained_grids(model, trained))
         progress = Distillation(gap, weights, options, in_turn, held_out, checkpoint).run(saved, started)

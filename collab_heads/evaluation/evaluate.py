@@ -50,8 +50,8 @@ def evaluate(
     resamples). Beside it are flips, the share of answers that differ: two models with the same score may answer many
     examples differently. A model is an object, a checkpoint folder, a name on the Hub, or a folder that `export` wrote
     for ONNX Runtime, OpenVINO, ExecuTorch or llama.cpp, or of a translation model for CTranslate2. All read the same
-    examples. Models are loaded one at a time, each twice: for a few examples, so that errors come before the work, and
-    for all. Objects stay as they are, and where they are.
+    examples. Each is loaded twice: for a few examples, so that errors come before the work, and for all. The original
+    then stays in memory, with one other model at a time. Objects stay as they are, and where they are.
 
     Examples:
         >>> from transformers import AutoModel
@@ -71,7 +71,7 @@ def evaluate(
             Matthews' correlation. "translation": BLEU and chrF. "perplexity": of a language model. "retrieval": nDCG
             and recall of the ten passages nearest to each query. A function takes a model and its tokenizer and returns
             a number per example, in the same order each time; the score is their mean. It is called three times for
-            each model.
+            each changed model, and for the original once, and twice for each of these.
         data: a table (.tsv, .csv, .json, .jsonl, .parquet), a list of dicts, or a text file per column with an example
             a line; not for a function. Similarity reads the columns `sentence1`, `sentence2` and `score`,
             classification `sentence` and `label` or `sentence1`, `sentence2` and `label`, translation `source` and
@@ -109,7 +109,7 @@ def evaluate(
     found = candidates(sources, tokenizer)
     try_all(chosen, found, device)
     first = chosen.first(batch_size)
-    every = [scored(chosen, first, each, device) for each in progress_bar(found, desc="scoring")]
+    every = all_scored(chosen, first, found, device)
     return compared(chosen, found, every, first.count(every[0].answers), seed)
 
 
@@ -213,19 +213,40 @@ def tried(task: Task, candidate: Candidate, device: str) -> Any:
 
 
 class Scored(NamedTuple):
-    """The answers of a model, the size of its weights in 10^6 bytes, and the seconds of the first examples."""
+    """What was found of a model.
+
+    Attributes:
+        answers: to all examples.
+        megabytes: the size of its weights, in 10^6 bytes.
+        seconds: of the first examples.
+        time: the same as a share of the original's, in turns with it.
+    """
 
     answers: Any
     megabytes: float
     seconds: float
+    time: float
 
 
-def scored(task: Task, first: Task, candidate: Candidate, device: str) -> Scored:
-    """Return what a model answers to all examples, and the time of the first ones."""
-    with running(candidate, device) as model:
-        answers = task.answers(model, candidate.tokenizer)
-        (seconds,) = in_turns([partial(first.answers, model, candidate.tokenizer)], task.ROUNDS)
-        return Scored(answers, megabytes(model, candidate.source), seconds)
+def all_scored(task: Task, first: Task, found: Sequence[Candidate], device: str) -> list[Scored]:
+    """Return what each model answers, and its time for the first examples, in turns with the original.
+
+    Other work on the machine then slows both alike. The original stays in memory, and one other model at a time.
+    """
+    original, every = found[0], list[Scored]()
+    with running(original, device) as stock:
+        answers, size = task.answers(stock, original.tokenizer), megabytes(stock, original.source)
+        of_stock = partial(first.answers, stock, original.tokenizer)
+        for each in progress_bar(found[1:], desc="scoring"):
+            with running(each, device) as model:
+                its_answers = task.answers(model, each.tokenizer)
+                of_model = partial(first.answers, model, each.tokenizer)
+                before, seconds = in_turns([of_stock, of_model], task.ROUNDS)
+                if not every:
+                    every.append(Scored(answers, size, before, 1.0))
+                every.append(Scored(its_answers, megabytes(model, each.source), seconds, seconds / before))
+                del model, of_model  # before the next one is loaded
+    return every
 
 
 def compared(
@@ -245,5 +266,5 @@ def compared(
             if number
         }
         flips = task.flips(each.answers, original) if number else None
-        models.append(EvaluatedModel(candidate.name, own, changes, flips, each.megabytes, each.seconds))
+        models.append(EvaluatedModel(candidate.name, own, changes, flips, *each[1:]))
     return EvaluationReport(task.name, count, timed, task.FLIPS, tuple(models))

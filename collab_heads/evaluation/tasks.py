@@ -272,7 +272,7 @@ class OwnFunction(Task):
     """A function of the user's, which returns a number per example.
 
     Args:
-        function: takes a model and its tokenizer; called three times for each model.
+        function: takes a model and its tokenizer; called several times for each model.
     """
 
     FLIPS = "examples whose number differs"

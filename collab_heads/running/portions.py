@@ -36,19 +36,34 @@ def portions(batch: Mapping, is_encoder_decoder: bool, size: int = PORTION) -> I
         labels do.
     """
     tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
+    lengths = row_lengths(batch, is_encoder_decoder, size)
+    if lengths is None:
+        yield batch
+        return
+    for rows in cut(lengths, size):
+        portion = {**batch, **{name: tensor[rows.to(tensor.device)] for name, tensor in tensors.items()}}
+        yield without_padding(portion, is_encoder_decoder)
+
+
+def row_lengths(batch: Mapping, is_encoder_decoder: bool, size: int = PORTION) -> Tensor | None:
+    """Return the positions of every row, [B], of both sides together; None for a batch that stays whole.
+
+    Args:
+        batch: model inputs.
+        is_encoder_decoder: whether a decoder reads the labels.
+        size: positions per portion; rows of images and audio count as a part of it.
+    """
+    tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
     counts = {len(tensor) if tensor.ndim else 0 for tensor in tensors.values()}
     simple = all(isinstance(batch[name], int | float | str | None) for name in batch if name not in tensors)
     if len(counts) != 1 or counts == {0} or not simple:
-        yield batch
-        return
+        return None
     lengths = torch.zeros(counts.pop(), dtype=torch.long)
     for _, used in sides(batch, is_encoder_decoder):
         lengths += ends(used)
     if not lengths.any():
         lengths += length_of_rows(tensors) or max(size // ROWS_WITHOUT_TOKENS, 1)
-    for rows in cut(lengths, size):
-        portion = {**batch, **{name: tensor[rows.to(tensor.device)] for name, tensor in tensors.items()}}
-        yield without_padding(portion, is_encoder_decoder)
+    return lengths
 
 
 def length_of_rows(tensors: Mapping[str, Tensor]) -> int:

@@ -73,7 +73,9 @@ def read_exported(folder: Path, check: bool) -> Exported:
 
     check_folder(folder)
     if check:
-        check_digests(folder)
+        ends = tuple(Path(name).suffix for kind in ENGINES.values() for name in kind.names)
+        graphs = [each.name for each in folder.iterdir() if each.suffix in ends]
+        check_digests(folder, [EXPORT, CONFIG, GENERATION, CACHES, OF_TEXTS, SETTINGS, *graphs])
     with naming(folder / EXPORT):
         engine, described = read_description(read_json(folder, EXPORT))
     check_extra(engine, f"models in {engine}")
@@ -121,16 +123,19 @@ def check_folder(folder: Path) -> None:
         raise DataError(f"{folder} has no {EXPORT}, so it is not an export to {', '.join(ENGINES)}: {way}")
 
 
-def check_digests(folder: Path) -> None:
-    """Raise DataError, naming the file, unless each file that is read is in the manifest, and as it was written."""
+def check_digests(folder: Path, read: Sequence[str]) -> None:
+    """Raise DataError, naming the file, unless each file that is read is in the manifest, and as it was written.
+
+    Args:
+        folder: the folder; one without a manifest is not checked.
+        read: the names of the files, beside those of a tokenizer.
+    """
     if wrong := damage(folder):
         raise DataError(f"{folder} is damaged: {wrong}: {AGAIN}, or pass check=False if you changed it yourself")
     if (folder / MANIFEST).exists():
         listed = (read_manifest(folder) or {})["files"]
-        ends = tuple(Path(name).suffix for kind in ENGINES.values() for name in kind.names)
-        read = [EXPORT, CONFIG, GENERATION, CACHES, OF_TEXTS, SETTINGS, *(each.name for each in files_in(folder))]
-        read += [each.name for each in folder.iterdir() if each.suffix in ends]
-        if others := [name for name in read if name not in listed and (folder / name).exists()]:
+        names = [*read, *(each.name for each in files_in(folder))]
+        if others := [name for name in names if name not in listed and (folder / name).exists()]:
             raise DataError(
                 f"{folder} is damaged: {MANIFEST} does not list {', '.join(others)}: {AGAIN}, or pass check=False"
             )

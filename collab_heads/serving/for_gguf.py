@@ -27,6 +27,7 @@ from collab_heads.model.open_layers import OpenLayers
 from collab_heads.serving.comparison import NEW_TOKENS, Differences, compare_generation, greedy, in_turns
 from collab_heads.serving.ctranslate2_engines import rows_of, without_rules
 from collab_heads.serving.example_inputs import without_labels
+from collab_heads.serving.exported_folder import GENERATION
 from collab_heads.serving.gguf_blocks import Block, blocks_of
 from collab_heads.serving.gguf_checks import check_sites, form_for
 from collab_heads.serving.gguf_engines import Embeds, Greedy
@@ -80,6 +81,8 @@ class Gguf(Target):
             notes.append(f"{gone} blocks without heads and neurons are left out")
         if (encoder := encoder_of(model)) is not None:
             write_texts(encoder, folder)
+        if model.can_generate():
+            cast(Any, model).generation_config.to_json_file(folder / GENERATION)
         return (*notes, *write_file(folder / GGUF, model, form, blocks, tokenizer, int8))
 
     def load(self, model, folder, tokens=512):

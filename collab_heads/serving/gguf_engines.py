@@ -1,8 +1,10 @@
-"""Models in llama.cpp, run as PyTorch runs them: greedy generation, and the states and embeddings of texts."""
+"""Models in llama.cpp, run as PyTorch runs them: generation, and the states and embeddings of texts."""
 
 import ctypes
+import itertools
+import operator
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,8 @@ from torch import Tensor
 from collab_heads.serving.comparison import NEW_TOKENS
 from collab_heads.serving.ctranslate2_engines import rows_of
 from collab_heads.serving.target import quiet
+
+MOST_ROWS = 256  # texts in the cache of an engine
 
 
 class Loaded:
@@ -33,7 +37,7 @@ class Loaded:
         sizes = {"n_ctx": tokens, "n_batch": tokens, "n_ubatch": tokens}
         sizes |= dict.fromkeys(("n_threads", "n_threads_batch"), threads)
         with quiet():
-            self.engine = llama_cpp.Llama(str(file), type_k=float32, type_v=float32, verbose=False, **sizes, **options)
+            self.engine = llama_cpp.Llama(str(file), type_k=float32, type_v=float32, verbose=False, **sizes | options)
         weakref.finalize(self, self.engine.close)  # at the end of Python, too: it fails in what is left there by itself
 
     def array(self, found: Any, width: int) -> Tensor:
@@ -84,6 +88,54 @@ class Predicts(Loaded):
         self.engine.reset()
         self.engine.eval(tokens)
         return torch.from_numpy(self.engine.scores[: len(tokens)].copy())[None]
+
+
+class Continues(Loaded):
+    """A decoder that continues several texts, and remembers what it has read of each.
+
+    Args:
+        file: of the model.
+        tokens: the most tokens of a text.
+        threads: of the engine.
+        rows: the most texts, at most `MOST_ROWS`.
+    """
+
+    def __init__(self, file: Path, tokens: int, threads: int = 1, rows: int = 1):
+        self.tokens, self.held = tokens, [list[int]() for _ in range(rows)]
+        at_once = {"n_batch": max(tokens, rows), "n_ubatch": max(tokens, rows)}
+        # with `embedding` the cache has room for several texts; then the engine is told to put out logits
+        super().__init__(file, tokens * rows, threads, embedding=True, **at_once)
+        self.library.llama_set_embeddings(self.engine.ctx, False)
+
+    def __call__(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Return the logits after each text, [B, V].
+
+        What a text begins with is not read again if that of the same number began so in the call before.
+        """
+        places, found = [], list[Tensor]()  # row and position of every token to be read
+        memory = self.library.llama_get_memory(self.engine.ctx)
+        for number, (row, held) in enumerate(zip(rows, self.held, strict=False)):
+            known = sum(itertools.takewhile(bool, map(operator.eq, row[:-1], held)))
+            self.library.llama_memory_seq_rm(memory, number, known, -1)
+            self.held[number] = held[:known]
+            places += [(number, position) for position in range(known, len(row))]
+        for start in range(0, len(places), self.engine.n_batch):
+            found += self.read(rows, places[start : start + self.engine.n_batch])
+        return torch.stack(found)
+
+    def read(self, rows: Sequence[Sequence[int]], places: Sequence[tuple[int, int]]) -> Iterator[Tensor]:
+        """Read some tokens, and yield the logits after each text that ends among them, [V]."""
+        batch = self.engine._batch.batch
+        batch.n_tokens = len(places)
+        for index, (number, position) in enumerate(places):
+            batch.token[index], batch.pos[index] = rows[number][position], position
+            batch.seq_id[index][0], batch.n_seq_id[index] = number, 1
+            batch.logits[index] = position == len(rows[number]) - 1
+        self.engine._ctx.decode(self.engine._batch)
+        for index, (number, position) in enumerate(places):
+            self.held[number].append(rows[number][position])
+            if batch.logits[index]:
+                yield self.array(self.library.llama_get_logits_ith(self.engine.ctx, index), self.engine.n_vocab())
 
 
 class Embeds(Loaded):

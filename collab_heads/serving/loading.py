@@ -44,8 +44,7 @@ def load_exported(folder: str | Path, *, threads: int | None = None, check: bool
             if you changed a file yourself.
 
     Returns:
-        A model that is called, and generates, as the original does; a sentence encoder also has `encode(texts)`. One
-        in llama.cpp is called alone: `llama_cpp.Llama` generates with the file.
+        A model that is called, and generates, as the original does; a sentence encoder also has `encode(texts)`.
 
     Raises:
         DataError: if there is no such folder, it holds no export, or a file in it is damaged; the message names it.

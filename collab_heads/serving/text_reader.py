@@ -41,7 +41,8 @@ class Texts(NamedTuple):
     """The settings with which a sentence encoder reads texts.
 
     Attributes:
-        max_seq_length: the most tokens of a text; None for what the tokenizer says.
+        max_seq_length: the most tokens of a text, if the model has positions for so many; None for what the tokenizer
+            says.
         do_lower_case: whether texts are lower-cased first.
         prompts: name -> text before every text.
         default_prompt_name: the prompt of texts for which none is named.
@@ -151,7 +152,9 @@ class TextReader:
         with naming(folder):
             self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         most, places = self.tokenizer.model_max_length, getattr(config, "max_position_embeddings", -1)
-        self.tokenizer.model_max_length = texts.max_seq_length or (most if places == -1 else min(most, places))
+        most = texts.max_seq_length or most
+        is_limited = places is not None and places > 0  # relative positions know no limit
+        self.tokenizer.model_max_length = min(most, places) if is_limited else most
         texts.lower_case(self.tokenizer)
 
     def __call__(self, texts: Sequence[str], prompt: str | None = None) -> dict[str, Tensor]:

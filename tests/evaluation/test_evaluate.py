@@ -179,11 +179,12 @@ def test_every_model_is_tried_before_one_reads_all(encoder, decoder, classifier,
     assert read == [CHECKED] * 2
 
 
-def test_one_model_at_a_time_is_in_memory_but_objects_of_the_caller_stay(encoder, pruned, monkeypatch):
+def test_one_model_beside_the_original_is_in_memory_but_objects_of_the_caller_stay(encoder, pruned, monkeypatch):
     loaded, load = [], candidates.load
 
     def noted(candidate, device):
-        assert device == "cpu" and not [each for each in loaded if each() is not None]
+        held = [number for number, each in enumerate(loaded) if each() is not None]
+        assert device == "cpu" and held == ([] if len(loaded) < 4 else [3])  # the original, after three were tried
         model = load(candidate, device)
         model.itself = [model]  # as in models whose modules refer to each other
         loaded.append(weakref.ref(model))
@@ -192,6 +193,21 @@ def test_one_model_at_a_time_is_in_memory_but_objects_of_the_caller_stay(encoder
     monkeypatch.setattr(candidates, "load", noted)
     report = evaluate(encoder, {"same": encoder, "object": pruned, "again": encoder}, task="similarity", data=ROWS)
     assert len(loaded) == 6 and [each.flips for each in report.models[::3]] == [None, 0]
+
+
+def test_each_model_is_timed_in_turns_with_the_original(encoder, pruned, monkeypatch):
+    original, calls, clock = AutoModel.from_pretrained(encoder), [], iter(range(100))
+
+    def mean(model, tokenizer):
+        calls.append("original" if model is original else "changed")
+        for _ in range(9 if model is original else 2):
+            next(clock)
+        return [1.0, 2.0]
+
+    monkeypatch.setattr("collab_heads.serving.comparison.time.perf_counter", lambda: float(next(clock)))
+    report = evaluate(original, {"pruned": pruned}, task=mean, tokenizer=AutoTokenizer.from_pretrained(encoder))
+    assert calls == ["original", "changed"] * 3  # scored, a turn that is not timed, and one that is
+    assert [(each.seconds, each.time) for each in report.models] == [(10, 1), (3, 0.3)]
 
 
 def test_a_device_is_checked_before_anything_is_loaded_and_models_go_there(encoder, pruned, monkeypatch):

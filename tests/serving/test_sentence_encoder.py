@@ -15,7 +15,7 @@ from model_sizes import VOCABULARY
 from scipy.stats import spearmanr
 from slow_cases import slow
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerFast
 
 import tiny
 from collab_heads import compress, evaluate, export, load_exported, trim_vocabulary
@@ -28,7 +28,7 @@ from collab_heads.serving import export as exports
 from collab_heads.serving.export import TARGETS
 from collab_heads.serving.sentence_encoder import POOLINGS, Pooling, is_sentence_encoder, sentence_encoder
 from collab_heads.serving.served_card import served_card
-from collab_heads.serving.text_reader import EMBEDDING
+from collab_heads.serving.text_reader import EMBEDDING, TextReader, read_texts
 from families import FAMILIES
 
 pytest.importorskip("transformers.exporters.runners", reason="exports of graphs need transformers 5.23")
@@ -126,6 +126,17 @@ def test_evaluate_scores_the_embeddings_of_the_encoder(encoder, in_onnx, tmp_pat
     edited("config.json", architectures=["BertForMaskedLM"], return_dict=False)(masked)
     headed = evaluate(str(encoder), {"masked": str(masked)}, task="similarity", data=rows).models[1]
     assert headed.scores["Spearman"] == pytest.approx(100 * expected, abs=1e-3) and headed.flips == 0
+
+
+def test_a_text_is_cut_to_the_positions_of_the_model_whatever_the_folder_says(encoder):
+    config, said = AutoConfig.from_pretrained(encoder), read_texts(encoder)
+    most = config.max_position_embeddings
+    for longest, expected in ((10 * most, most), (LONGEST, LONGEST)):
+        read = TextReader(encoder, said._replace(max_seq_length=longest), config)(["w5 " * 5 * most])
+        assert read["input_ids"].shape[1] == expected
+    config.max_position_embeddings = -1  # of relative positions
+    unlimited = TextReader(encoder, said._replace(max_seq_length=10 * most), config)
+    assert unlimited(["w5 " * 5 * most])["input_ids"].shape[1] == 5 * most + 2
 
 
 def test_evaluate_reads_texts_as_the_folder_says(encoder, in_onnx, tmp_path):

@@ -67,6 +67,37 @@ def test_logits_are_those_of_the_original(decoder):
 
 
 @runs
+@torch.no_grad()
+def test_it_generates_as_the_original_does(decoder, tmp_path):
+    """Greedily and with beams, rows of other lengths; what the engine has read is not read again."""
+    folder, tokenizer = decoder
+    model, served = llama_for(tokenizer), load_exported(folder / "served", threads=1)
+    batch = texts()
+    batch["attention_mask"][1, :5] = batch["attention_mask"][2, :1] = 0
+    for count, beams in ((12, 1), (12, 3), (260, 1)):  # the last has no room in the first cache
+        options = {"do_sample": False, "num_beams": beams, "min_new_tokens": count, "max_new_tokens": count}
+        expected, found = (each.generate(**batch, **options) for each in (model, served))
+        assert torch.equal(found, expected)
+    read = []
+    engine = served.continues
+    served.continues.read = lambda rows, places: read.extend(places) or type(engine).read(engine, rows, places)
+    served.generate(**batch, do_sample=False, min_new_tokens=5, max_new_tokens=5)
+    assert len(read) <= int(batch["attention_mask"].sum()) + 4 * len(batch["input_ids"])
+    (tmp_path / "text.txt").write_text("ab\nabba b\n")
+    for name in ("served", f"served/{GGUF}"):
+        out = tmp_path / "out.txt"
+        main(
+            ["generate", str(folder / name), str(tmp_path / "text.txt"), "--output", str(out), "--max_new_tokens", "8"]
+        )
+        first = tokenizer("ab", return_tensors="pt")
+        new = model.generate(**first, do_sample=False, max_new_tokens=8)[0, first["input_ids"].shape[1] :]
+        assert out.read_text().splitlines()[0] == " ".join(tokenizer.decode(new, skip_special_tokens=True).splitlines())
+        out.unlink()
+    with pytest.raises(ArgumentError, match=r"257 texts: llama\.cpp continues 256 at a time"):
+        served(torch.ones(257, 2, dtype=torch.long), logits_to_keep=1)
+
+
+@runs
 def test_a_language_model_is_scored_beside_its_original(decoder, tmp_path):
     """Perplexity is that of PyTorch on the same grid, but for what the engine rounds."""
     folder, tokenizer = decoder
@@ -156,6 +187,10 @@ def test_a_folder_is_checked_before_the_engine_reads_it(decoder, tmp_path, monke
     monkeypatch.setattr(served_gguf, "Predicts", None)  # it is not asked
     with pytest.raises(DataError, match=r"model\.gguf is damaged, .*'llama\.block_COUNT'"):
         load_exported(folder, check=False)
+    other = shutil.copytree(decoder[0] / "served", tmp_path / "other")
+    shutil.copy(other / GGUF, other / "other.gguf")
+    with pytest.raises(DataError, match=r"manifest\.json does not list other\.gguf"):
+        load_exported(other / "other.gguf")
     (folder / GGUF).unlink()
     (folder / GGUF).symlink_to(decoder[0] / "served" / GGUF)
     with pytest.raises(DataError, match="leads out of the folder"):
