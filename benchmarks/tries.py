@@ -20,6 +20,11 @@ SMALLER: dict[str, object] = {
     "calibration.BUDGETS": (0.5,),
     "compression.OTHERS": 20,
     "compression.PROBE": 20,
+    "digits.BORN": {"shared": (32,)},
+    "digits.LONGER": {"shared": (16,)},
+    "digits.MORE_SEEDS": (1,),
+    "digits.SEEDS": (1,),
+    "digits.SWAPPED": {"shared": (32,)},
     "encoder_peers.BUDGETS": (0.5,),
     "encoder_peers.EXAMPLES": 16,
     "glue.SENTENCES": 200,
@@ -103,7 +108,7 @@ TRIES: dict[str, tuple[str, ...]] = {
     "translation-bytes": ("translation_bytes.py --models marian --draws 0",),
     "serving": (
         "serving.py minilm --budgets 0.5 --steps 0 --elsewhere",
-        "serving.py marian gpt2 --budgets 0.5 --steps 0",
+        "serving.py marian gpt2 --budgets 0.5 --steps 0 --sentences 4",
     ),
     "serving-grids": ("serving_grids.py --rounds 1",),
     "serving-decoder": ("serving_decoder.py $SMOLLM2 --budgets 0.4",),
@@ -117,7 +122,7 @@ TRIES: dict[str, tuple[str, ...]] = {
     "scale": ("scale.py measure --widths 128 --layers 2",),
     "real-sizes": ("real_sizes.py --models mpnet --work forward swap save load",),
     "kills": ("kills.py --kills 1",),
-    "gpu": ("gpu.py",),
+    "gpu": ("gpu.py --minutes 0.5",),
     "values": ("stsb.py --values --draws 1",),
     "repair": ("repair.py --draws 1",),
     "glue-seeds": tuple(
@@ -144,7 +149,7 @@ def started(program: str, arguments: Sequence[str], environment: Mapping[str, st
         os.dup2(file.fileno(), 2)
     torch.set_num_threads(1)
     sys.argv = [program, *arguments]
-    for script in ("run_glue", "run_translation"):
+    for script in ("run_glue", "run_image_classification", "run_translation"):
         module = importlib.import_module(script)
         module.main = lambda flags, main=module.main: main([*flags, *TWO_STEPS])
     main = importlib.import_module(program.removesuffix(".py")).main

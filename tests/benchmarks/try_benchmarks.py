@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import re
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -49,9 +50,11 @@ def write_data(folder: Path) -> None:
 def write_models(folder: Path) -> None:
     """Write an all-MiniLM-L6-v2 of two layers, and tiny models of the types of the others."""
     torch.manual_seed(0)
-    tokenizer, model = (each.from_pretrained(common.minilm()) for each in (AutoTokenizer, AutoModel))
-    model.encoder.layer = model.encoder.layer[:2]
-    model.config.num_hidden_layers = 2
+    small = {"num_hidden_layers": 2, "intermediate_size": 64, "ignore_mismatched_sizes": True}
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(common.minilm()),
+        AutoModel.from_pretrained(common.minilm(), **small),
+    )
     pieces = AutoTokenizer.from_pretrained(common.shared("models/qwen3-multi30k-en"))
     encoder = MPNetConfig(vocab_size=len(tokenizer) + 2, num_hidden_layers=2, num_attention_heads=4, **SIDE)
     heads = {"initializer_range": 0.2, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1}
@@ -71,7 +74,7 @@ def small(tmp_path_factory):
         pytest.skip(f"{common.SHARED} is missing: set COLLAB_HEADS_SHARED")
     try:
         common.minilm()
-    except importlib.metadata.PackageNotFoundError as error:
+    except metadata.PackageNotFoundError as error:
         pytest.skip(str(error))
     folder = tmp_path_factory.mktemp("small")
     write_data(folder / "shared")
