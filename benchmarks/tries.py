@@ -99,7 +99,11 @@ TRIES: dict[str, tuple[str, ...]] = {
         "real_decoder.py $SMOLLM2 --draws 0 --methods 'Q4_K_M alone, in llama.cpp'",
     ),
     "zero-shot": ("zero_shot.py $SMOLLM2 $SMOLLM2 --limit 8",),
-    "real-encoder": ("real_encoder.py $MPNET --draws 0 --budgets 0.5",),
+    "real-encoder": (
+        "real_encoder.py $MPNET --draws 0 --budgets 0.5 --methods compress 'compress, distilled' K-prune GRAIL "
+        "'int8 alone' '4 bits alone' all-MiniLM-L6-v2",
+        "real_encoder.py $MPNET --draws 0 --methods paraphrase-MiniLM-L3-v2",
+    ),
     "bytes": (
         "bytes.py --draws 0 --sizes 8 --methods 'compress, 8, 4 and 3 bits' '8 bits'",
         "bytes.py --draws 0 --methods 'trimmed, compress, 8, 4 and 3 bits'",
@@ -129,7 +133,7 @@ TRIES: dict[str, tuple[str, ...]] = {
         f"glue.py --tasks rte mrpc stsb cola wnli sst2 --settings original 64 --seeds 0{more}"
         for more in ("", " --table --name glue_seeds")
     ),
-    "heads": ("heads.py --seeds 0 --settings original 'importance 36'", "heads.py --seeds 0 --table"),
+    "heads": ("heads.py --seeds 0 --settings original 'importance 9'", "heads.py --seeds 0 --table"),
     "images": ("digits.py", "digits.py --longer"),
     "chemistry": ("chemistry.py",),
     "nmt-heads": ("nmt.py heads --rows original 'importance 18' --seeds 0", "nmt.py heads --seeds 0 --table"),
@@ -148,7 +152,7 @@ def started(program: str, arguments: Sequence[str], environment: Mapping[str, st
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     torch.set_num_threads(1)
-    sys.argv = [program, *arguments]
+    sys.argv, sys.path = [program, *arguments], [str(HERE), *sys.path]
     for script in ("run_glue", "run_image_classification", "run_translation"):
         module = importlib.import_module(script)
         module.main = lambda flags, main=module.main: main([*flags, *TWO_STEPS])

@@ -22,7 +22,7 @@ targets, tries, common = map(importlib.import_module, ("targets", "tries", "comm
 LINES = {"train": 300, "dev": 40}  # of a file of data, by the begin of its name; others have as many as "dev"
 MISSED = re.compile("FAIL: ")  # a bar, by a tiny model on a busy machine
 PACKAGES = "ctranslate2|gguf|llama_cpp|nncf|onnx|onnxruntime|openvino|torch_pruning"
-MISSING = re.compile(f"^skipped: | is missing|MissingPackageError|No module named '({PACKAGES})'")
+MISSING = re.compile(f"^skipped: | is missing|MissingPackageError|PackageNotFoundError|No module named '({PACKAGES})'")
 SIDE = {"hidden_size": 64, "intermediate_size": 64}
 DECODER, ENCODER = "smollm2-135m-instruct", "all-mpnet-base-v2"
 
