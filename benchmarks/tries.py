@@ -94,8 +94,9 @@ TRIES: dict[str, tuple[str, ...]] = {
     "lm": ("lm.py gpt2 qwen3 --steps 1",),
     "rotary-widths": ("lm_train.py --steps 1", "rotary_widths.py --draws 1"),
     "real-decoder": (
-        "real_decoder.py $SMOLLM2 --draws 0 --budgets 0.4 --methods compress 'compress, and its own, distilled' "
-        "'blocks dropped, angular' SliceGPT ReplaceMe FLAP 2SSP OSSCAR '8 bits alone'",
+        "real_decoder.py $SMOLLM2 --draws 0 --budgets 0.4 --methods 'compress, and its own, distilled'",
+        "real_decoder.py $SMOLLM2 --draws 0 --budgets 0.7 --methods compress 'blocks dropped, angular' SliceGPT "
+        "ReplaceMe FLAP 2SSP OSSCAR '8 bits alone'",
         "real_decoder.py $SMOLLM2 --draws 0 --methods 'Q4_K_M alone, in llama.cpp'",
     ),
     "zero-shot": ("zero_shot.py $SMOLLM2 $SMOLLM2 --limit 8",),
