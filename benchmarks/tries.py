@@ -139,7 +139,7 @@ TRIES: dict[str, tuple[str, ...]] = {
     "chemistry": ("chemistry.py",),
     "nmt-heads": ("nmt.py heads --rows original 'importance 18' --seeds 0", "nmt.py heads --seeds 0 --table"),
     "seen": tuple(f"heads_seen.py {part}" for part in ("marian", "minilm", "balance", "speed")),
-    "head-worth": ("head_worth.py marian", "head_worth.py marian --divergence", "head_worth.py minilm"),
+    "head-worth": ("head_worth.py marian", "head_worth.py marian --divergence"),
     "contributions": ("contributions.py --sentences 2",),
     "roles": ("roles.py",),
 }
