@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 # pytorch.org, "Get started"), or say where it is: make PIP_ARGS="--index-url ...", PIP_ARGS="--find-links ..."
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
-.PHONY: demo test test-slow test-share test-portable test-transformers test-lowest test-python lint docs bench clean
+.PHONY: demo test test-slow test-share try-benchmarks test-portable test-transformers test-lowest test-python lint docs bench clean
 
 # all rows of both tables, in five minutes; one of each: make demo GLUE_ROW=2 TRANSLATION_ROW=2
 demo: $(VENV)/.demo
@@ -87,6 +87,10 @@ docs: $(VENV)/.docs
 .PRECIOUS: $(VENV)/.bench
 bench-%: $(VENV)/.bench
 	$(BIN)/python benchmarks/targets.py $*
+
+# each of these targets on its smallest input, in folders of its own: it runs, and its rows have the fields of stored ones
+try-benchmarks: $(VENV)/.test
+	$(BIN)/python -m pytest -n 2 tests/benchmarks/try_benchmarks.py
 
 # all that trains nothing: an hour on two cores
 bench: $(addprefix bench-,stsb translation decomposition swap-speed attention training nmt-speed nmt-speed-inference pruning)

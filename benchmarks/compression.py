@@ -42,6 +42,7 @@ from collab_heads.running.embeddings import embed
 from common import ATTENTION, RowStore, minilm, shared
 
 FEW = 256  # sentences to calibrate on
+PROBE, OTHERS = 1500, 1000  # sentences that a classifier is fitted to, and that it is asked about
 METHODS = ("closed form", "refined", "distilled")
 BUDGETS = {"minilm": (0.5, 0.33, 0.25), "marian": (0.75, 0.5, 0.33), "t5": (0.75, 0.5, 0.33)}
 SCORES = {"score": "lost", "elsewhere": "lost elsewhere", "retrieval": "lost in retrieval"}  # of a sentence encoder
@@ -87,7 +88,7 @@ class SentenceEncoder:
     def probe_sentences(self) -> tuple[list[dict], torch.Tensor]:
         """Tokenize SST-2: 1,500 training sentences to fit a classifier to, then 1,000 others and the dev set."""
         rows = []
-        for split, count in (("train", 2_500), ("dev", None)):
+        for split, count in (("train", PROBE + OTHERS), ("dev", None)):
             _, *lines = shared(f"data/glue/SST-2/{split}.tsv").read_text(encoding="utf-8").rstrip("\n").split("\n")
             if count:
                 order = torch.randperm(len(lines), generator=torch.Generator().manual_seed(0)).tolist()
@@ -125,12 +126,12 @@ class SentenceEncoder:
     def answers(self, model) -> torch.Tensor:
         """Return what a classifier, fitted to embeddings of SST-2, makes of the sentences that it did not see."""
         rows = embed(model, self.probe)
-        classifier = LogisticRegression(max_iter=1000).fit(rows[:1500], self.labels[:1500])
-        return torch.as_tensor(classifier.predict(rows[1500:]))
+        classifier = LogisticRegression(max_iter=1000).fit(rows[:PROBE], self.labels[:PROBE])
+        return torch.as_tensor(classifier.predict(rows[PROBE:]))
 
     def accuracy(self, answers: torch.Tensor) -> float:
         """Return the share of right answers x 100."""
-        return 100 * float((answers == self.labels[1500:]).double().mean())
+        return 100 * float((answers == self.labels[PROBE:]).double().mean())
 
     def scores(self, model) -> dict[str, float]:
         """Return all scores."""

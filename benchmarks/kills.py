@@ -268,13 +268,17 @@ def report(rows: list[dict], both: list[Scenario]) -> None:
     )
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--trial", action="store_true", help="store no results")
-    args = parser.parse_args()
-    found, runs = kill(args.kills, args.seed, stored=not args.trial)
-    if not args.trial:
+    arguments = parser.parse_args()
+    found, runs = kill(arguments.kills, arguments.seed, stored=not arguments.trial)
+    if not arguments.trial:
         report(found, runs)
     sys.exit(f"{sum(bool(row['wrong']) for row in found)} runs went wrong" if any(r["wrong"] for r in found) else 0)
+
+
+if __name__ == "__main__":
+    main()

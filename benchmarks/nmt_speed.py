@@ -74,7 +74,7 @@ def stepper(variant: str, accelerator: Accelerator, tokenizer):
         return plain, model
     wrapped, prepared = accelerator.prepare(model, optimizer)
     collate = Collate(model, tokenizer.pad_token_id)
-    loss = Objective(SMOOTHING, 0.0, None, ())
+    loss = Objective(SMOOTHING)
 
     def ours(pairs):
         batch = collate(pairs)

@@ -40,7 +40,7 @@ from transformers.utils import logging
 
 from collab_heads import compress, swap_to_collaborative
 from collab_heads.compression.report import CompressReport
-from common import ATTENTION, RESULTS, memory_bytes, reset_peak, table, write
+from common import ATTENTION, RowStore, memory_bytes, reset_peak, table, write
 
 Batches = list[dict[str, torch.Tensor]]
 GENERATOR = torch.Generator().manual_seed(1)
@@ -180,6 +180,11 @@ def measured(name: str, work: str, folder: str) -> dict:
     return found
 
 
+def key(row: dict) -> tuple[str, str]:
+    """Return what identifies a row."""
+    return row["model"], row["work"]
+
+
 def main() -> None:
     """Measure one piece, or each in a process of its own; print, store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -193,22 +198,19 @@ def main() -> None:
     if arguments.one:
         print(json.dumps(measured(*arguments.one)))
         return
-    path = RESULTS / "real_sizes.json"
-    kept = json.loads(path.read_text())["rows"] if path.exists() else []
-    rows: list[dict] = []
+    store = RowStore("real_sizes")
     for name in arguments.models:
         with tempfile.TemporaryDirectory() as folder:
             for work in arguments.work:
                 command = [sys.executable, __file__, name, work, folder]
                 done = subprocess.run(command, capture_output=True, text=True, check=True)
-                rows.append(json.loads(done.stdout.splitlines()[-1]))
-                passes = (row for row in rows + kept if row["model"] == name and row["work"] == "forward")
+                row = json.loads(done.stdout.splitlines()[-1])
+                passes = (each for each in [row, *reversed(store.rows)] if key(each) == (name, "forward"))
                 first = next(passes, None)
-                rows[-1]["of forward"] = first and rows[-1]["peak_bytes"] / first["peak_bytes"]
-                print(table([rows[-1]], COLUMNS).splitlines()[-1], flush=True)
-    measured_again = {(row["model"], row["work"]) for row in rows}
-    rows += [row for row in kept if (row["model"], row["work"]) not in measured_again]
+                store.add(row | {"of forward": first and row["peak_bytes"] / first["peak_bytes"]})
+                print(table(store.rows[-1:], COLUMNS).splitlines()[-1], flush=True)
     works = [*WORK, *FILES]
+    rows = store.newest(key)
     write("real_sizes", sorted(rows, key=lambda row: (list(MODELS).index(row["model"]), works.index(row["work"]))))
 
 

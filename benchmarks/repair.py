@@ -9,7 +9,6 @@ models that are not asked for stay as they are stored.
 """
 
 import argparse
-import json
 import statistics
 from collections.abc import Iterator
 
@@ -21,7 +20,7 @@ from translation import MODELS, calibration, load, read, translate
 
 from collab_heads import prune_heads, swap_to_gated
 from collab_heads.analysis import head_importance, most_important
-from common import RESULTS, minilm, shared, table, write
+from common import RowStore, minilm, shared, table, write
 
 COLUMNS = {
     "model": "",
@@ -120,15 +119,13 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, help="the first sentences of the test set only")
     arguments = parser.parse_args()
     logging.disable_progress_bar()
-    place = RESULTS / "repair.json"
-    stored = json.loads(place.read_text())["rows"] if place.exists() else []
-    rows = {name: [row for row in stored if row["model"] == name] for name in TASKS}
+    store = RowStore("repair")
     for name in arguments.models:
-        rows[name] = []
         for row in rows_of(TASKS[name](arguments.sentences), arguments.draws):
-            rows[name].append(row)
+            store.add(row)
             print(table([row], COLUMNS).splitlines()[-1], flush=True)
-    write("repair", [row for of_model in rows.values() for row in of_model])
+    rows = store.newest(lambda row: tuple(row.get(name) for name in ("model", "heads", "chosen by", "W_O")))
+    write("repair", sorted(rows, key=lambda row: [*TASKS].index(row["model"])))
 
 
 if __name__ == "__main__":

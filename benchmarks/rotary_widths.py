@@ -13,7 +13,6 @@ Every row is stored as it comes, in WORK/rotary_widths.jsonl, and not measured a
 
 import argparse
 import itertools
-import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -27,13 +26,12 @@ from transformers.utils import logging
 
 from collab_heads import compress, swap_to_collaborative
 from collab_heads.fitting import frequency_pairs, kinds
-from common import WORK, table, write
+from common import RowStore, table, write
 
 SHARES = (0.75, 0.5, 0.33)  # of the query/key width, 32 per head; the last is rounded up to 12
 CACHES = (0.75, 0.5)
 PARTS = (("heads", "values"), ("heads", "query_key", "values"))
 STEPS = 120  # of the fit
-STORE = WORK / "rotary_widths.jsonl"
 COLUMNS = {
     "method": "",
     "width": ".2f",
@@ -156,16 +154,14 @@ def main() -> None:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     torch.set_num_threads(1)
-    done = [json.loads(line) for line in STORE.read_text().splitlines()] if STORE.exists() else []
-    text, original, known = Text("qwen3"), load(), {key(row) for row in done}
-    for row in [] if arguments.table else wanted(arguments.draws):
+    store, text, original = RowStore("rotary_widths"), Text("qwen3"), load()
+    known, asked = {key(row) for row in store.rows}, list(wanted(arguments.draws))
+    for row in [] if arguments.table else asked:
         if key(row) not in known:
-            done.append(measured(row, text, original))
-            with STORE.open("a") as file:
-                file.write(json.dumps(done[-1]) + "\n")
-            print(table(done[-1:], COLUMNS).splitlines()[-1], flush=True)
-    order = [key(row) for row in wanted(arguments.draws)]
-    done = sorted(done, key=lambda row: order.index(key(row)))
+            store.add(measured(row, text, original))
+            print(table(store.rows[-1:], COLUMNS).splitlines()[-1], flush=True)
+    found = {key(row): row for row in store.newest(key)}
+    done = [found[key(row)] for row in asked if key(row) in found]
     print(table(done, COLUMNS))
     write("rotary_widths", done)
 

@@ -25,7 +25,7 @@ import torch
 from collab_heads.calibration.calibrate import FLOAT64, grouped, most_bytes
 from collab_heads.compression.fitting import MOST_TOKENS
 from collab_heads.compression.fitting import TOKENS as REFIT_TOKENS
-from common import RESULTS, table, write
+from common import RESULTS, RowStore, table, write
 
 NEURONS = "neurons of one block"
 PIECES = ("swap, from the weights", "swap, calibrated", "swap, refined", "compress", NEURONS, "analyze", "train")
@@ -211,13 +211,12 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--works", nargs="+", choices=PIECES, default=PIECES, help="which pieces (default: all)")
     arguments = parser.parse_args()
-    path = RESULTS / "scale.json"
-    stored = json.loads(path.read_text()) if path.exists() else {"rows": [], "speeds": None}
-    rows = {key(row): row for row in stored["rows"]}
-    if arguments.what:
-        rows |= {key(row): row for row in pieces(arguments.works, arguments.widths, arguments.layers)}
-    measured = stored["speeds"] if stored["speeds"] and not arguments.what else {"product": speed()}
-    rows = [rows[each] for each in sorted(rows)]
+    store, path = RowStore("scale"), RESULTS / "scale.json"
+    for row in pieces(arguments.works, arguments.widths, arguments.layers) if arguments.what else ():
+        store.add(row)
+    known = path.exists() and not arguments.what
+    measured = json.loads(path.read_text())["speeds"] if known else {"product": speed()}
+    rows = sorted(store.newest(key), key=key)
     sizes = estimates(rows, measured)
     print(table(sizes, {name: "" if name in ("model", "compressed") else ",.4g" for name in sizes[0]}))
     write("scale", rows, speeds=measured, sizes=sizes)

@@ -12,8 +12,8 @@ Marian translates 32 sentences with beams of 5; its score is BLEU on test_2016_f
 of test_2016_flickr, after 16 tokens, by 48 tokens, greedily and with a cache; its score is the perplexity on val, which
 every engine computes itself, and "same tokens" is the share of the 16 x 48 that are those of the same model in PyTorch.
 All that a model is timed in is timed in turns: wall time, one thread each, as a share of that of the original in
-PyTorch, and in the same engine. Compressed models are kept in WORK/serving; the results of models that are not named
-stay.
+PyTorch, and in the same engine. Compressed models are kept in WORK/serving, and rows in WORK/serving.jsonl: a new one
+takes the place of an older one of the same setting, all others stay.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from transformers.utils import logging
 
 from collab_heads import compress, distill, export, load_exported
 from collab_heads.errors import CollabHeadsError
-from common import RESULTS, WORK, interleaved, record, table, write
+from common import RESULTS, WORK, RowStore, interleaved, record, table, write
 
 RECORD, MODELS = RESULTS / "serving.json", WORK / "serving"
 SHAPES = {"minilm": "even", "marian": "ctranslate2", "gpt2": "ctranslate2"}
@@ -279,6 +279,12 @@ def shares(row: Mapping, other: Mapping) -> str:
     return ", ".join(f"{seconds / other['times'][words]:.3f}" for words, seconds in row["times"].items())
 
 
+def in_order(store: RowStore) -> list[dict]:
+    """Return the newest row of every setting, model by model."""
+    rows = store.newest(lambda row: tuple(row[name] for name in ("model", "budget", "steps", "engine")))
+    return sorted(rows, key=lambda row: [*SHAPES].index(row["model"]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"some of {', '.join(SHAPES)}")
@@ -291,17 +297,14 @@ def main() -> None:
     logging.disable_progress_bar()
     if unknown := set(arguments.models) - set(SHAPES):
         parser.error(f"unknown models: {', '.join(sorted(unknown))}")
-    stored = json.loads(RECORD.read_text()) if RECORD.exists() else {"rows": []}
-    done = [row | {"engine": row["engine"].removesuffix(", int8")} for row in stored["rows"]]
-    runs = stored.get("runs", {})
+    store = RowStore("serving")
     for name in arguments.models:
-        new = [*measure(name, arguments)]
+        for row in compared([*measure(name, arguments)]):
+            store.add(row)
+        runs = json.loads(RECORD.read_text()).get("runs", {}) if RECORD.exists() else {}
         runs[name] = {key: value for key, value in record([]).items() if key != "rows"}
-        done = sorted(
-            [*(row for row in done if row["model"] != name), *new], key=lambda row: [*SHAPES].index(row["model"])
-        )
-        write("serving", compared(done), runs=runs)
-    print(table(compared(done), COLUMNS))
+        write("serving", in_order(store), runs=runs)
+    print(table(in_order(store), COLUMNS))
 
 
 if __name__ == "__main__":

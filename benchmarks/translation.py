@@ -63,7 +63,7 @@ def calibration(tokenizer, seed: int, count: int = 256, size: int = 32) -> list[
     source, target = read("train", "de"), read("train", "en")
     chosen = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))[:count].tolist()
     batches = []
-    for start in range(0, count, size):
+    for start in range(0, len(chosen), size):
         rows = chosen[start : start + size]
         batch = tokenizer(
             [source[i] for i in rows], text_target=[target[i] for i in rows], return_tensors="pt", padding=True

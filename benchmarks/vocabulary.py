@@ -39,7 +39,7 @@ from transformers.utils import logging
 from translation import read
 
 from collab_heads import distill, trim_vocabulary
-from common import interleaved, lines_of, record, table, write
+from common import RESULTS, interleaved, lines_of, record, table, write
 
 KEPT = {"minilm": ("used", "0.8", "0.5", "0.32"), "marian": ("used", "0.75", "0.5")}
 LAYERS = {"minilm": (1.0, 0.33, 0.25), "marian": (1.0, 0.33)}
@@ -192,7 +192,8 @@ def large(pieces: int) -> list[dict]:
 
 def store(name: str, new: Iterable[dict], part: str = "") -> None:
     """Store new rows in the place of those with the same model and setting; all others stay."""
-    new, before = list(new), stored("vocabulary")
+    new, is_first = list(new), not (RESULTS / "vocabulary.json").exists()
+    before = {"rows": []} if is_first else stored("vocabulary")
     run = {key: value for key, value in record([]).items() if key != "rows"}
     more = {"runs": {**before.get("runs", {}), name: run}, LARGE: before.get(LARGE, {"rows": []})}
     if part:

@@ -19,7 +19,7 @@ from collab_heads.base.progress import one_bar
 from collab_heads.compression.compression_plan import Choices, CompressionPlan, check_budget
 from collab_heads.compression.latency import timed_again
 from collab_heads.compression.measurements import Measurements
-from collab_heads.compression.measures import COUNTED, Measure, SiteUse, operations
+from collab_heads.compression.measures import COUNTED, Measure, SiteUse, counted, operations
 from collab_heads.compression.options import PlanOptions
 from collab_heads.compression.parts.part import install
 from collab_heads.compression.parts.shape import UNCHANGED, Choice
@@ -263,7 +263,8 @@ def operations_share(measured: Measurements, choices: Choices) -> float:
 def costs(made: CompressionPlan, measured: Measurements, choices: Choices) -> dict[Measure, Cost]:
     """Return the cost of the sites by every known measure, unless it is zero; "time" only if the plan is of it."""
     found = {}
-    for name, cost in COUNTED.items():
+    for name in COUNTED:
+        cost = cast(Callable, counted(name, made.shape))
         before = sum(cost(use, UNCHANGED) for use in measured.uses.values())
         after = sum(cost(use, choices[path]) for path, use in measured.uses.items())
         if before:

@@ -6,7 +6,7 @@ without a cache.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -15,7 +15,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from collab_heads.base.option_values import MEASURES as MEASURES
-from collab_heads.base.option_values import FeedForwardRole, Measure, Role, TableRole
+from collab_heads.base.option_values import FeedForwardRole, Measure, ModelShape, Role, TableRole
 from collab_heads.compression.parts.shape import Choice, Shape
 from collab_heads.compression.parts.table import size_with
 from collab_heads.errors import CalibrationError
@@ -78,6 +78,17 @@ def stored_bytes(use: SiteUse, choice: Choice) -> float:
     return size_with(use.shape, choice).bytes
 
 
+def gguf_bytes(use: SiteUse, choice: Choice) -> float:
+    """Count the bytes of the projections in a file for llama.cpp, which has three bits in the room of four.
+
+    Blocks of 32 weights have a scale there, also with eight bits, and each bit more of a weight takes the same room.
+    """
+    if choice.bits is None:
+        return stored_bytes(use, choice)
+    three, four = (stored_bytes(use, replace(choice, bits=bits)) for bits in (3, 4))
+    return three + (max(choice.bits, 4) - 3) * (four - three)
+
+
 def operations(use: SiteUse, choice: Choice) -> float:
     """Count the multiplications of matrix products: projections, scores, the weighted sum of values, feed-forward.
 
@@ -100,6 +111,11 @@ COUNTED: Mapping[Measure, Callable[[SiteUse, Choice], float]] = {
     "operations": operations,
     "cache": cache,
 }
+
+
+def counted(of: Measure, shape: ModelShape | None) -> Callable[[SiteUse, Choice], float] | None:
+    """Return how a measure counts a site in a model of a shape; None if it is timed."""
+    return gguf_bytes if (of, shape) == ("bytes", "gguf") else COUNTED.get(of)
 
 
 def count_work(

@@ -18,7 +18,7 @@ from collab_heads.compression.compression_plan import CompressionPlan
 from collab_heads.compression.estimate import estimate_compression
 from collab_heads.compression.latency import Latencies
 from collab_heads.compression.measurements import Measurements, measure_model
-from collab_heads.compression.measures import COUNTED, Measure, SiteUse, stored_bytes
+from collab_heads.compression.measures import COUNTED, Measure, SiteUse, counted, stored_bytes
 from collab_heads.compression.model_shapes import MODEL_SHAPE_RULES, Choosing, allowed_choices
 from collab_heads.compression.options import PlanOptions
 from collab_heads.compression.parts.shape import UNCHANGED, Choice
@@ -88,11 +88,11 @@ def plan(
             text that a decoder reads may be given, as decoder inputs or labels; if not, the model translates its
             inputs, greedily.
         of: the measure of budgets: "parameters" of attention's four projections and of feed-forward blocks, "bytes"
-            that they take in a checkpoint (with `bits`, those of embeddings, too), "operations" (multiplications of
-            their matrix products on the batches, as torch computes them: with padding, and in a decoder for all target
-            tokens at once), "cache" (elements that are cached after the batches, of sources and targets; a window that
-            slides keeps its last tokens), or "time" (seconds on this machine, measured for the first batch as it is, on
-            as many threads as PyTorch has, in the `engine`).
+            that they take in a checkpoint (with `bits`, those of embeddings, too; with shape="gguf", in a file for
+            llama.cpp), "operations" (multiplications of their matrix products on the batches, as torch computes them:
+            with padding, and in a decoder for all target tokens at once), "cache" (elements that are cached after the
+            batches, of sources and targets; a window that slides keeps its last tokens), or "time" (seconds on this
+            machine, measured for the first batch as it is, on as many threads as PyTorch has, in the `engine`).
         sites: roles or paths of the sites that may change, feed-forward blocks ("enc-ffn", "dec-ffn") included; None
             for all.
         parts: the parts that may become smaller: some of "heads" (their number), "query_key" and "values" (their
@@ -147,7 +147,7 @@ def planned(
     started = time.perf_counter()
     with one_bar("plan", PHASES if options.of not in COUNTED else PHASES[:-1]):
         measured = measure(layers, batches, options, file=file)
-        made = plan_of(measured, COUNTED.get(options.of) or Latencies(measured))
+        made = plan_of(measured, counted(options.of, options.shape) or Latencies(measured))
     made.seconds = time.perf_counter() - started
     return made
 

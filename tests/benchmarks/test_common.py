@@ -43,6 +43,20 @@ def test_a_new_machine_begins_with_the_stored_rows(common, folders):
     assert common.RowStore("some").rows == []
 
 
+def test_rows_of_runs_at_the_same_time_are_all_there_the_newest_of_each(common, folders):
+    stored = [{"model": "a", "loss": 1.5}, {"model": "b", "loss": 1.0}]
+    (folders / "RESULTS" / "some.json").write_text(json.dumps({"rows": stored}))  # which are no means
+    first, second = common.RowStore("some"), common.RowStore("some")
+    second.add({"model": "c", "loss": 3.5})
+    first.add({"model": "a", "loss": 2.5})
+    for store in (first, second):
+        assert store.newest(lambda row: row["model"]) == [
+            {"model": "a", "loss": 2.5},
+            {"model": "b", "loss": 1.0},
+            {"model": "c", "loss": 3.5},
+        ]
+
+
 def test_stored_rows_do_not_count_where_all_is_measured_again(common, folders, monkeypatch):
     (folders / "RESULTS" / "some.json").write_text(json.dumps({"rows": [], "each": [{"loss": 1.5}]}))
     monkeypatch.setenv("AGAIN", "1")

@@ -1,9 +1,13 @@
 """Every table of the documentation is made by one target of make, which stands on its page."""
 
+import argparse
+import ast
 import importlib
+import importlib.util
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 from pages import PAGES, ROOT
@@ -43,19 +47,71 @@ def test_a_page_names_a_target_once_under_its_table(tables):
     assert tables.written(tables.written(text)) == tables.written(text)
 
 
-def test_a_target_writes_what_is_stored_with_flags_that_its_programs_have(targets):
+def test_a_target_writes_what_is_stored(targets):
     stored = {path.stem for path in (BENCHMARKS / "results").glob("*.json")}
     made = {record for name in targets.TARGETS for record in targets.results_of(name)}
     assert made - stored <= {"gpu"}  # which nobody has measured
     assert stored - made <= {"house"}  # no table shows it
-    unknown = []
-    for target in targets.TARGETS.values():
-        for command in target.commands:
-            program, *_ = command.split()
-            code = (BENCHMARKS / program).read_text(encoding="utf-8")
-            flags = re.findall(r"(?<= )--\w+", command)
-            unknown += [command for flag in flags if f'add_argument("{flag}"' not in code.replace("\n        ", "")]
-    assert unknown == []
+
+
+def test_a_program_imports_what_the_library_has(tables):
+    missing = []
+    for path in BENCHMARKS.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] in ("collab_heads", "common"):
+                missing += [f"{path.name}: {node.module}.{each.name}" for each in node.names if not has(node, each)]
+    assert missing == []
+
+
+def has(node, imported):
+    """Return True if a module has a name, or a module of that name."""
+    found, name = importlib.import_module(node.module), f"{node.module}.{imported.name}"
+    return hasattr(found, imported.name) or (hasattr(found, "__path__") and importlib.util.find_spec(name) is not None)
+
+
+class Parsed(Exception):
+    """A parser took the arguments: the program does not go on."""
+
+
+PROGRAMS = sorted(path.name for path in BENCHMARKS.glob("*.py"))
+
+
+@pytest.fixture
+def parser_alone(tables, monkeypatch):
+    """Programs end where their arguments are parsed."""
+    parse = argparse.ArgumentParser.parse_args
+
+    def parsed(self, *given):
+        parse(self, *given)
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_takes_the_arguments_of_its_targets(program, targets, parser_alone, monkeypatch):
+    tries = importlib.import_module("tries")
+    given = [*(target.commands for target in targets.TARGETS.values()), *tries.TRIES.values()]
+    commands = [command for each in given for command in each if command.split()[0] == program]
+    try:
+        module = importlib.import_module(program.removesuffix(".py"))
+    except SystemExit as missing:  # says so in a line
+        pytest.skip(str(missing))
+    constants = [name for of, _, name in (each.partition(".") for each in tries.SMALLER) if of == module.__name__]
+    assert [name for name in constants if not hasattr(module, name)] == []
+    has_parser = "ArgumentParser(" in (BENCHMARKS / program).read_text(encoding="utf-8")
+    for command in commands if has_parser else ():
+        monkeypatch.setattr(sys, "argv", targets.filled(command, {"SMOLLM2": "smollm2", "MPNET": "mpnet"}))
+        with pytest.raises(Parsed):
+            module.main()
+    assert has_parser or all(command == program for command in commands)
+
+
+def test_every_program_of_a_target_is_tried(targets):
+    tries = importlib.import_module("tries")
+    programs = {command.split()[0] for target in targets.TARGETS.values() for command in target.commands}
+    tried = {command.split()[0] for commands in tries.TRIES.values() for command in commands}
+    assert programs == tried and tries.TRIES.keys() <= targets.TARGETS.keys()
 
 
 def test_folders_are_filled_in_or_asked_for(targets):

@@ -33,7 +33,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from collab_heads import compress, export, prune_heads, prune_neurons, swap_to_collaborative
+from collab_heads import compress, export, plan, prune_heads, prune_neurons, swap_to_collaborative
 from collab_heads.adapters.llama import LlamaAdapter
 from collab_heads.errors import ModelStateError, UnsupportedModelError
 from collab_heads.files.folders import GGUF
@@ -301,3 +301,16 @@ def test_the_process_is_left_as_it_was(tmp_path, capfd):
     assert (sys.stdout, logging.root.manager.disable) == before[2:]
     assert capfd.readouterr().out == ""
     assert all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items())
+
+
+@pytest.mark.parametrize("share", [0.2, 0.16])
+def test_weights_take_the_bytes_that_a_plan_counts(share, tmp_path):
+    model, sizes = DECODERS["Llama"](), {"shape": "gguf", "multiple_of": 32, "refine_steps": 0}
+    made = plan(model, [texts()], bits=(8, 4, 3), **sizes)
+    whole = sum(each.nbytes for each in model.parameters())
+    budget = f"{share * whole / 1e6:.6f}MB"
+    choices = made.choose(budget)
+    assert len({choice.bits for choice in choices.values()}) > 1
+    compress(model, made, budget)
+    reader, _ = written(model, tmp_path)
+    assert sum(each.n_bytes for each in reader.tensors) == made.rest + made.share(choices) * made.whole <= share * whole
