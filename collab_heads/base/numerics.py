@@ -8,6 +8,7 @@ from torch import Tensor
 PANEL = 384  # columns of a triangular matrix that are inverted together
 COLUMNS = 128  # of a block of products, at least; blocks below the diagonal are left out
 BLOCKS = 8  # over all columns, at most
+STRONGER = (1, 30, 1000)  # times a ridge, until a matrix of moments is positive definite
 ONE_THREAD = 1024  # the largest size for which one thread is quickest
 
 

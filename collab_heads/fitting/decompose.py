@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from collab_heads.base.numerics import few_threads, float64
+from collab_heads.base.numerics import STRONGER, few_threads, float64
 from collab_heads.errors import ArgumentError, ShapeError
 from collab_heads.fitting.solvers import MAX_SWEEPS, METHODS, Method, head_svd, relative
 from collab_heads.layers.shared_query_key import block_mixing
@@ -47,6 +47,9 @@ class Decomposition:
 def input_root(moments: Tensor, ridge: float, floor: float | Tensor = 0.0) -> Tensor:
     """Return the lower-triangular L with L L^T = moments + (ridge * tr(moments)/D + floor) * I.
 
+    Few texts, or equal ones, leave directions with nothing but the rounding of float32 products. Where that exceeds
+    what is added, a multiple of this is added.
+
     Args:
         moments: [D, D], symmetric, positive semi-definite up to rounding. If all are zero, and the floor is not
             positive, L is the identity.
@@ -55,11 +58,21 @@ def input_root(moments: Tensor, ridge: float, floor: float | Tensor = 0.0) -> Te
 
     Returns:
         [D, D], float64.
+
+    Raises:
+        torch.linalg.LinAlgError: if the moments are far from positive semi-definite.
     """
     moments = float64(moments)
     identity = torch.eye(len(moments), dtype=moments.dtype, device=moments.device)
     added = ridge * moments.diagonal().mean() + floor
-    return torch.linalg.cholesky(moments + added * identity) if moments.any() or added > 0 else identity
+    if not (moments.any() or added > 0):
+        return identity
+    *weaker, strongest = STRONGER
+    for times in weaker:
+        root, failed = torch.linalg.cholesky_ex(moments + times * added * identity)
+        if not failed:
+            return root
+    return torch.linalg.cholesky(moments + strongest * added * identity)
 
 
 def decompose_shared(

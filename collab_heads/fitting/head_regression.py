@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.base.numerics import float64, solve_positive
+from collab_heads.base.numerics import STRONGER, float64, solve_positive
 from collab_heads.calibration.input_moments import InputMoments, listening_to_outputs
 from collab_heads.fitting.values import DOUBT, doubted_
 from collab_heads.layers.gates import HeadGates
@@ -31,7 +31,6 @@ from collab_heads.running.portions import portions
 Regression = TypeVar("Regression", bound="HeadRegression")
 ROUNDING = 1000  # in eps times the squared mean; constants gave eigenvalues down to -125 of these
 RIDGE = 1e-6  # ridge on every direction, as a share of the mean square of the outputs of heads
-STRONGER = (1, 30, 1000)  # times the ridge, until the moments are positive definite
 ROWS = 64  # copied at once: indices of all entries would need twice the memory of the matrix
 
 

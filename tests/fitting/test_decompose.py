@@ -200,6 +200,15 @@ def test_identity_roots_are_no_roots():
     assert found.relative_error == pytest.approx(expected.relative_error, abs=EXACT64)
 
 
+def test_moments_that_rounding_makes_indefinite_have_a_root():
+    """As the moments of heads that put out nearly the same for all tokens, around their mean."""
+    moments = torch.diag(torch.tensor([1.0, 1e-3, -4e-9], dtype=torch.float64))
+    root = input_root(moments, 0.0, 1e-10)  # 30 times this is too little, 1,000 times is enough
+    torch.testing.assert_close(root @ root.mT, moments + 1e-7 * torch.eye(3, dtype=torch.float64), rtol=0, atol=1e-15)
+    with pytest.raises(torch.linalg.LinAlgError):
+        input_root(moments, 0.0, 1e-13)
+
+
 def test_input_root():
     x = samples(5, D_QUERY, 10)  # fewer samples than dimensions: the ridge makes the root exist
     moments = x.T @ x / len(x)
