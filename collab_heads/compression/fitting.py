@@ -368,7 +368,8 @@ def refit(
             sums[0].add(rows, missing)
         change = sums[0].solve(ridge, has_bias)
     weight = change[:-1].mT
-    return OutputWeights(weight + weight_of(output).detach() if weight.numel() else weight, change[-1])
+    bias = change[-1].clone()  # a view would keep all of it in memory
+    return OutputWeights(weight + weight_of(output).detach() if weight.numel() else weight, bias)
 
 
 def nearby_least(values: Sequence[float], error_with: Callable[[float], float]) -> float:
