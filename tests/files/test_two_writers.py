@@ -14,7 +14,7 @@ from busy import IN_USE, busy, in_child
 from commands import run
 from compressing import batches_of
 from distilling import changed_pair, random_batches
-from kills import killed_at
+from killed_saves import killed_at
 from known_heads import word_pieces
 from model_runs import swap
 from trimming import bert

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 import torch
 from compressing import batches_of
-from kills import killed_at, stopped_at
+from killed_saves import killed_at, stopped_at
 from load_without_package import refusal
 from model_runs import aligned, output
 from safetensors import SafetensorError

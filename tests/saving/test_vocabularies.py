@@ -5,7 +5,7 @@ import logging
 
 import pytest
 import torch
-from kills import stopped_at
+from killed_saves import stopped_at
 from known_heads import word_pieces
 from model_runs import aligned
 from tokenizers_made import FEW, TEXTS, fast, marian, pairs
