@@ -121,7 +121,7 @@ def test_a_stored_plan_and_stored_measurements_give_the_same(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["bert", *slow("llama", "marian", "gpt2")])
-@pytest.mark.parametrize("stop", [1, 3])
+@pytest.mark.parametrize("stop", [*slow(1), 3])
 def test_a_run_that_was_killed_among_the_grids_ends_as_an_unbroken_one(name, stop, tmp_path, monkeypatch):
     file, batches = tmp_path / "measured.json", batches_of(FAMILIES[name], MANY)
     whole, calls = built(name), []
@@ -244,6 +244,7 @@ def test_the_last_projection_makes_up_for_the_bits_of_the_others():
     assert errors[0] < 0.95 * errors[1]
 
 
+@pytest.mark.slow
 def test_refits_beside_bits_must_help_on_other_examples_too(monkeypatch):
     """With bits the fits without refits are made only where `validation` is there to compare on."""
     asked, inner = [], fitting.fitted_in_order
@@ -365,7 +366,7 @@ def test_heads_can_go_afterwards(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["bert", *slow("gpt2", "t5", "xlm-roberta-decoder")])
-@pytest.mark.parametrize("bits", [None, (4, 3)])
+@pytest.mark.parametrize("bits", [*slow(None), (4, 3)])
 def test_a_packed_model_is_compressed_again(name, bits, tmp_path):
     """Its weights count in full, since they leave their grids, and the file is as large as the report says."""
     model = built(name)

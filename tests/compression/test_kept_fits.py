@@ -41,8 +41,9 @@ def counting(monkeypatch, name, stop=None):
 
 
 @pytest.mark.parametrize("name", ["bert", *slow("llama", "marian", "gpt2")])
-@pytest.mark.parametrize("step", ["fit_site", "refit"])
-@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize(
+    "step, is_late", [("fit_site", False), ("refit", True), *slow(("fit_site", True), ("refit", False))]
+)
 def test_a_killed_run_ends_as_an_unbroken_one(name, step, is_late, tmp_path, monkeypatch):
     file = tmp_path / "measured.json"
     plan(FAMILIES[name].build().eval(), batches_of(FAMILIES[name], MANY), **OPTIONS, measurements=file)

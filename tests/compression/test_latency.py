@@ -88,7 +88,7 @@ def test_sizes_are_timed_in_turns(monkeypatch):
     assert_unchanged(model, before)
 
 
-@pytest.mark.parametrize("engine", ENGINE_WORDS[1:])
+@pytest.mark.parametrize("engine", ("onnxruntime", *slow(*ENGINE_WORDS[2:])))
 @pytest.mark.parametrize("name", ("bert", *slow("marian", "t5", "qwen3")))
 def test_an_engine_computes_what_is_timed(name, engine, monkeypatch):
     """Each site is run at other sizes, in float and with few bits, as PyTorch runs it."""

@@ -207,7 +207,7 @@ def small(name):
     return model
 
 
-@pytest.mark.parametrize("to", ENGINES)
+@pytest.mark.parametrize("to", ("onnx", *slow("openvino")))
 @pytest.mark.parametrize("name", SOME)
 def test_models_with_weights_on_grids(name, to, tmp_path):
     model = small(name)

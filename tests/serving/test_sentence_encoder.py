@@ -139,6 +139,7 @@ def test_a_text_is_cut_to_the_positions_of_the_model_whatever_the_folder_says(en
     assert unlimited(["w5 " * 5 * most])["input_ids"].shape[1] == 5 * most + 2
 
 
+@pytest.mark.slow
 def test_evaluate_reads_texts_as_the_folder_says(encoder, in_onnx, tmp_path):
     """Prompts, lower case, the longest text and the columns that count, of a checkpoint and of an export."""
     texts = [text for text in TEXTS if text]
@@ -183,6 +184,7 @@ def test_a_tokenizer_outside_of_the_folder_is_refused(in_onnx, tmp_path):
         load_exported(folder).encode(TEXTS)
 
 
+@pytest.mark.slow
 def test_a_model_is_called_as_before_once_it_is_exported(encoder, tmp_path):
     model = AutoModel.from_pretrained(encoder).eval()
     export(model, tmp_path / "served")

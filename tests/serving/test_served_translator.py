@@ -53,6 +53,7 @@ def test_it_searches_as_pytorch_does(original, served):
         translator.generate(config, input_ids=torch.full((1, 80), 5), attention_mask=torch.ones(1, 80))
 
 
+@pytest.mark.slow
 def test_it_is_scored_beside_its_original(original, served):
     pairs = translation_models.pairs(6, 1)
     data = [{"source": a, "target": b} for a, b in zip(*pairs.values(), strict=True)]

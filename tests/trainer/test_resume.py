@@ -88,6 +88,7 @@ def test_a_second_training_keeps_the_heads_that_the_first_has_chosen(tmp_path):
     assert all(each["heads_open"] == 3 for each in trainer.state.log_history if "loss" in each)
 
 
+@pytest.mark.slow
 def test_another_training_is_not_gone_on_with(tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 4}
     trainer_of(gated(classifier()), tmp_path, exact(), **saving).train()
