@@ -23,7 +23,7 @@ logger = logging.getLogger("transformers.collab_heads")  # below transformers' o
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a work will take.
+    """The time and the memory that a work will take.
 
     Attributes:
         seconds: its time.

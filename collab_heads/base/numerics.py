@@ -45,7 +45,7 @@ def column_blocks(count: int) -> list[slice]:
 def cholesky_(matrix: Tensor) -> Tensor:
     """Overwrite a symmetric positive definite matrix by its lower Cholesky factor, and return this: [n, n].
 
-    What is below its diagonal is not read.
+    Only what is on and above its diagonal is read.
     """
     columns = matrix.mT  # the layout of LAPACK: no copy is made
     return torch.linalg.cholesky(columns, out=columns)

@@ -1,6 +1,6 @@
 """Estimate the time and the memory of a compression from the speed of one forward pass.
 
-What is run is known: each site is measured with a few changes, each by a pass over some held-out examples from its
+The runs are known: each site is measured with a few changes, each by a pass over some held-out examples from its
 block on, and is refitted on the examples to fit to. What a fit takes grows with the third power of its width. The
 constants were measured on encoders from 256 to 1,024 wide.
 
@@ -63,7 +63,7 @@ def estimate_compression(
 
 @dataclass(frozen=True)
 class Forecast:
-    """What the parts of a compression take, in seconds and bytes.
+    """The seconds and bytes that the parts of a compression take.
 
     Attributes:
         model: the model.

@@ -213,7 +213,7 @@ def tried(task: Task, candidate: Candidate, device: str) -> Any:
 
 
 class Scored(NamedTuple):
-    """What was found of a model.
+    """The answers of a model, its size and its time.
 
     Attributes:
         answers: to all examples.
