@@ -110,7 +110,7 @@ class Continues(Loaded):
     def __call__(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Return the logits after each text, [B, V].
 
-        What a text begins with is not read again if that of the same number began so in the call before.
+        The beginning of a text is not read again if that of the same number began so in the call before.
         """
         places, found = [], list[Tensor]()  # row and position of every token to be read
         memory = self.library.llama_get_memory(self.engine.ctx)
