@@ -40,7 +40,7 @@ from collab_heads.model.apply_state import OutputWeights, undone
 from collab_heads.model.open_layers import OpenLayers, OpenLayerSite
 from collab_heads.running.batches import EnoughSeen, run_batches
 from collab_heads.running.blocks import BlockStarts
-from collab_heads.running.portions import portions
+from collab_heads.running.portions import portions, whole
 from collab_heads.running.residual_readers import Reader, find_readers, token_weights, watching
 
 
@@ -223,11 +223,6 @@ class Turn:
         install(self.tried, {self.path: [fit]})
 
 
-def whole(example: Mapping) -> tuple[Mapping]:
-    """Return an example as its only portion."""
-    return (example,)
-
-
 def examples_of(measured: Measurements) -> tuple[list[Mapping], int]:
     """Return portions of the examples that are fitted to, a sample if there are many, and about how many tokens.
 
@@ -362,14 +357,14 @@ def refit(
     with few_threads(len(sums[0].second)):
         error_with = functools.cache(lambda ridge: error(sums[0].solve(ridge, has_bias), held))
         ridge = nearby_least(RIDGES, error_with)
-        if not error_with(ridge) < error(None, held):
+        if not error_with(ridge) < error(torch.zeros_like(sums[0].right), held):
             return None
         for rows, missing in held:
             sums[0].add(rows, missing)
         change = sums[0].solve(ridge, has_bias)
     weight = change[:-1].mT
     bias = change[-1].clone()  # a view would keep all of it in memory
-    return OutputWeights(weight + weight_of(output).detach() if weight.numel() else weight, bias)
+    return OutputWeights(weight + float64(weight_of(output).detach()) if weight.numel() else weight, bias)
 
 
 def nearby_least(values: Sequence[float], error_with: Callable[[float], float]) -> float:
@@ -381,7 +376,6 @@ def nearby_least(values: Sequence[float], error_with: Callable[[float], float]) 
     return values[index]
 
 
-def error(change: Tensor | None, held: Sequence[tuple[Tensor, Tensor]]) -> float:
-    """Return the sum of squares that is missing in some rows after a change of weights [n + 1, D], or without one."""
-    left = (missing if change is None else missing - (rows.to(change) @ change) for rows, missing in held)
-    return sum(float(float64(each).square().sum()) for each in left)
+def error(change: Tensor, held: Sequence[tuple[Tensor, Tensor]]) -> float:
+    """Return the sum of squares that is missing in some rows after a change of weights, [n + 1, D] in float64."""
+    return sum(float((float64(missing) - float64(rows) @ change).square().sum()) for rows, missing in held)

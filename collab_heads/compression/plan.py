@@ -138,10 +138,7 @@ def plan(
 
 
 def planned(
-    layers: OpenLayers,
-    batches: Iterable[Mapping],
-    options: PlanOptions,
-    file: str | Path | None = None,
+    layers: OpenLayers, batches: Iterable[Mapping], options: PlanOptions, file: str | Path | None = None
 ) -> CompressionPlan:
     """Make the plan of an opened model, as `plan` does."""
     started = time.perf_counter()

@@ -45,6 +45,11 @@ def portions(batch: Mapping, is_encoder_decoder: bool, size: int = PORTION) -> I
         yield without_padding(portion, is_encoder_decoder)
 
 
+def whole(batch: Mapping) -> tuple[Mapping]:
+    """Return a batch as its only portion."""
+    return (batch,)
+
+
 def row_lengths(batch: Mapping, is_encoder_decoder: bool, size: int = PORTION) -> Tensor | None:
     """Return the positions of every row, [B], of both sides together; None for a batch that stays whole.
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.numerics import keeping_threads
 from collab_heads.running.batches import evaluating, moved, run_batches
-from collab_heads.running.portions import PORTION, portions, row_lengths
+from collab_heads.running.portions import PORTION, portions, row_lengths, whole
 
 TURNS = 3  # of which the quickest counts: the others had to wait for other work on the machine
 
@@ -83,11 +83,6 @@ def measure_speed(model: PreTrainedModel, batches: Sequence[Mapping]) -> Speed |
         *(positions, sum(map(len, known)), len(batches), max(int(each.max()) for each in known)),
         *(seconds * share, seconds / operations, alone / operations),
     )
-
-
-def whole(portion: Mapping) -> tuple[Mapping]:
-    """Return a portion as its only one."""
-    return (portion,)
 
 
 def quickest(model: PreTrainedModel, portion: Mapping) -> float:

@@ -18,6 +18,7 @@ from collab_heads.compression.parts.part import RefittedOutput, install
 from collab_heads.layers.layout import weight_of
 from collab_heads.model.apply_state import OutputWeights, undone
 from collab_heads.running.blocks import BlockStarts
+from collab_heads.running.portions import whole as whole_of
 from collab_heads.running.residual_readers import find_readers
 from families import FAMILIES
 
@@ -39,7 +40,7 @@ def measured_of(name, count=MANY):
 
 
 def starts_of(made, examples):
-    return BlockStarts(made.measured.model, made.measured.sites, examples, fitting.whole)
+    return BlockStarts(made.measured.model, made.measured.sites, examples, whole_of)
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
@@ -62,7 +63,7 @@ def test_least_squares_near_the_present_weights(has_bias):
     assert not found[used:].any()
     halves = [(rows[part], missing[part]) for part in (slice(20), slice(20, None))]
     assert error(found, halves) == pytest.approx(float((rows @ found - missing).square().sum()))
-    assert error(None, halves) == pytest.approx(float(missing.square().sum()))
+    assert error(torch.zeros_like(found), halves) == pytest.approx(float(missing.square().sum()))
 
 
 @pytest.mark.parametrize("least", range(5))
