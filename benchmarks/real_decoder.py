@@ -6,17 +6,17 @@
 MODEL is the folder that `real_models.py` of the shared folder makes; it is read from four bits, so "the original" is
 the model of four bits. Nothing is trained but in "distilled". A draw is 64 pieces of 128 tokens of news (RTE's training
 sentences), and the seed of all that follows. "Twice as much news" has 128 pieces; "and its own" adds 64 texts that the
-model writes itself (`generate_batches`). "Distilled" trains the latter for 200 steps on other texts of both kinds.
-Peers get the same pieces, and texts of its own where the row says so. Blocks beside each other are dropped by angular
-distance (Gromov et al., 2024), or anywhere by block influence (ShortGPT, Men et al., 2024); SliceGPT, ReplaceMe, FLAP,
-2SSP and OSSCAR are in `slicegpt.py`, `decoder_peers.py` and `osscar.py`. Budgets are shares of the parameters of the
-layers, with what a method adds to them; "parameters" are those of the whole model. The original uses one matrix for its
-tokens and for its output; SliceGPT needs two, which "parameters" shows and its budget does not. "Bits alone" changes no
-size: GPTQ on the same pieces, in blocks of 32 with a half-precision scale each; embeddings are rounded, to 8 bits
-unless the row says otherwise. In llama.cpp the weights are in types of its own quantiser, with an importance matrix
-from the same pieces (the packages llama-cpp-python and gguf), and perplexity is that of the engine. "Compress, in N MB"
-spends megabytes on width and on 8, 4 and 3 bits in one plan, with texts of its own. "MB" is the size of the weights, in
-float32 but for these rows.
+model writes itself (`generate_batches`), "four times as many of both" takes 256 and 256. "Distilled" trains the latter
+for 200 steps on other texts of both kinds. Peers get the same pieces, and texts of its own where the row says so.
+Blocks beside each other are dropped by angular distance (Gromov et al., 2024), or anywhere by block influence
+(ShortGPT, Men et al., 2024); SliceGPT, ReplaceMe, FLAP, 2SSP and OSSCAR are in `slicegpt.py`, `decoder_peers.py` and
+`osscar.py`. Budgets are shares of the parameters of the layers, with what a method adds to them; "parameters" are those
+of the whole model. The original uses one matrix for its tokens and for its output; SliceGPT needs two, which
+"parameters" shows and its budget does not. "Bits alone" changes no size: GPTQ on the same pieces, in blocks of 32 with
+a half-precision scale each; embeddings are rounded, to 8 bits unless the row says otherwise. In llama.cpp the weights
+are in types of its own quantiser, with an importance matrix from the same pieces (the packages llama-cpp-python and
+gguf), and perplexity is that of the engine. "Compress, in N MB" spends megabytes on width and on 8, 4 and 3 bits in one
+plan, with texts of its own. "MB" is the size of the weights, in float32 but for these rows.
 
 Perplexity per token, over 48 pieces of 128 tokens each: news (RTE's dev set), web pages and mail (UD English EWT),
 Python's documentation (of the version that runs this), and reviews of films (SST-2's dev set). Rows are kept as they
@@ -52,6 +52,7 @@ from collab_heads.model.site_size import num_bytes
 from common import WORK, RowStore, compressed_copy, lines_of, shared
 
 PIECES, LENGTH, TESTED, AT_ONCE = 64, 128, 48, 16
+MANY = 4 * PIECES
 STEPS, OWN, PER_STEP = 200, 512, 8  # of a distillation: steps, its own texts, pieces per step
 KINDS = ("Q4_K_M", "IQ4_NL", "Q3_K_M")  # types of llama.cpp
 SIZES = (110, 90, 76)  # megabytes of a plan with bits: 90 and 76 are those of four bits alone
@@ -211,11 +212,16 @@ def without_blocks(draw: Draw, budget: float, *, adjacent: bool) -> Made:
 
 
 def peer(
-    draw: Draw, budget: float, *, method: Callable[[PreTrainedModel, Batches, float], PreTrainedModel], own: int = 0
+    draw: Draw,
+    budget: float,
+    *,
+    method: Callable[[PreTrainedModel, Batches, float], PreTrainedModel],
+    news: int = PIECES,
+    own: int = 0,
 ) -> Made:
     """Make the model smaller by the method of others, on the same pieces of news, and on texts of its own."""
     model = draw.decoder.load()
-    batches = draw.news() + (generate_batches(model, own, LENGTH, seed=draw.number) if own else [])
+    batches = draw.news(news) + (generate_batches(model, own, LENGTH, seed=draw.number) if own else [])
     started = time.process_time()
     return Made(method(model, batches, budget), time.process_time() - started)
 
@@ -240,12 +246,14 @@ METHODS: dict[str, Callable[[Draw, float], Made]] = {
     "compress": lambda draw, budget: compressed(draw, budget, news=PIECES, own=0),
     "compress, twice as much news": lambda draw, budget: compressed(draw, budget, news=2 * PIECES, own=0),
     "compress, and its own": lambda draw, budget: compressed(draw, budget, news=PIECES, own=PIECES),
+    "compress, four times as many of both": lambda draw, budget: compressed(draw, budget, news=MANY, own=MANY),
     "compress, and its own, distilled": distilled,
     "blocks dropped, angular": lambda draw, budget: without_blocks(draw, budget, adjacent=True),
     "blocks dropped, ShortGPT": lambda draw, budget: without_blocks(draw, budget, adjacent=False),
     "SliceGPT": functools.partial(peer, method=sliced),
     "ReplaceMe": functools.partial(peer, method=replaced),
     "ReplaceMe, and its own": functools.partial(peer, method=replaced, own=PIECES),
+    "ReplaceMe, four times as many of both": functools.partial(peer, method=replaced, news=MANY, own=MANY),
     "FLAP": functools.partial(peer, method=flap),
     "2SSP": functools.partial(peer, method=two_stages),
     "OSSCAR": functools.partial(peer, method=osscar),

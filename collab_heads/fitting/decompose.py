@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from collab_heads.base.numerics import STRONGER, few_threads, float64
+from collab_heads.base.numerics import few_threads, float64, with_ridge
 from collab_heads.errors import ArgumentError, ShapeError
 from collab_heads.fitting.solvers import MAX_SWEEPS, METHODS, Method, head_svd, relative
 from collab_heads.layers.shared_query_key import block_mixing
@@ -47,8 +47,7 @@ class Decomposition:
 def input_root(moments: Tensor, ridge: float, floor: float | Tensor = 0.0) -> Tensor:
     """Return the lower-triangular L with L L^T = moments + (ridge * tr(moments)/D + floor) * I.
 
-    Few texts, or equal ones, leave directions with nothing but the rounding of float32 products. Where that exceeds
-    what is added, a multiple of this is added.
+    Where that is not positive definite, for rounding, a multiple of the addend is added (`with_ridge`).
 
     Args:
         moments: [D, D], symmetric, positive semi-definite up to rounding. If all are zero, and the floor is not
@@ -67,12 +66,7 @@ def input_root(moments: Tensor, ridge: float, floor: float | Tensor = 0.0) -> Te
     added = ridge * moments.diagonal().mean() + floor
     if not (moments.any() or added > 0):
         return identity
-    *weaker, strongest = STRONGER
-    for times in weaker:
-        root, failed = torch.linalg.cholesky_ex(moments + times * added * identity)
-        if not failed:
-            return root
-    return torch.linalg.cholesky(moments + strongest * added * identity)
+    return with_ridge(lambda times: torch.linalg.cholesky(moments + times * added * identity))
 
 
 def decompose_shared(

@@ -9,7 +9,7 @@ Shapes: H heads, d_v width of a value head, n = H * d_v, D width of the model, K
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from collab_heads.base.numerics import STRONGER, float64, solve_positive
+from collab_heads.base.numerics import float64, solve_positive, with_ridge
 from collab_heads.calibration.input_moments import InputMoments, listening_to_outputs
 from collab_heads.fitting.values import DOUBT, doubted_
 from collab_heads.layers.gates import HeadGates
@@ -142,20 +142,8 @@ class HeadRegression:
         return OutputWeights(weight, self.weight @ self.mean - weight @ self.mean[columns])
 
     def solved(self, columns: Tensor) -> Tensor:
-        """Solve the normal equations for some columns of z: [D, k].
-
-        Few texts, or equal ones, leave directions in which heads put out nothing but the rounding of float32 products.
-        Where that exceeds the ridge, a stronger one takes its place.
-        """
-        *weaker, strongest = STRONGER
-        for times in weaker:
-            with suppress(torch.linalg.LinAlgError):
-                return self.solved_with(columns, times)
-        return self.solved_with(columns, strongest)
-
-    def solved_with(self, columns: Tensor, times: float) -> Tensor:
-        """Solve the normal equations with a multiple of the ridge."""
-        return solve_positive(self.ridged(columns, times), self.right(columns, times).mT).mT
+        """Solve the normal equations for some columns of z: [D, k]."""
+        return with_ridge(lambda times: solve_positive(self.ridged(columns, times), self.right(columns, times).mT).mT)
 
     def removal_costs(self) -> Tensor:
         """Remove one head after the other, each time the one that the others reconstruct best.

@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from collab_heads.base import numerics
-from collab_heads.base.numerics import add_products_, cholesky_, invert_lower_, mirror_, solve_positive
+from collab_heads.base.numerics import (
+    STRONGER,
+    add_products_,
+    cholesky_,
+    invert_lower_,
+    mirror_,
+    solve_positive,
+    with_ridge,
+)
 
 ROUNDING = 1e-9  # float64; differences seen: 1e-14
 
@@ -59,3 +67,15 @@ def test_a_solution_is_that_of_the_inverse(size):
     expected = torch.linalg.inv(matrix) @ right
     torch.testing.assert_close(solve_positive(matrix, right), expected, rtol=ROUNDING, atol=ROUNDING)
     assert solve_positive(torch.ones(0, 0), torch.ones(0, 3)).shape == (0, 3)
+
+
+def test_the_least_ridge_that_suffices_is_taken():
+    """A matrix with a direction below zero, as rounding leaves it; the strongest ridge fails aloud."""
+    below = torch.tensor([1.0, -2e-6], dtype=torch.float64).diag()
+
+    def factor(times: float, ridge: float = 1e-7) -> torch.Tensor:
+        return torch.linalg.cholesky(below + times * ridge * torch.eye(2, dtype=torch.float64))
+
+    torch.testing.assert_close(with_ridge(factor), factor(STRONGER[1]), rtol=0, atol=0)
+    with pytest.raises(torch.linalg.LinAlgError):
+        with_ridge(lambda times: factor(times, 1e-10))
