@@ -1,14 +1,17 @@
-"""Llama and its siblings (Mistral, Qwen2): decoders with rotary positions, whose heads may share keys.
+"""Llama and its siblings (Mistral, Ministral, Qwen2, Gemma, Granite): decoders with rotary positions.
 
-Rotations come between projection and score, so heads cannot share one query/key projection here. Everything else works.
-Where the stock forward cannot run the heads that are left (narrower heads, key heads used by unequal numbers of heads),
-`attention` does.
+Heads may share keys. Rotations come between projection and score, so heads cannot share one query/key projection here;
+everything else works. Where the stock forward cannot run the heads that are left (narrower heads, key heads used by
+unequal numbers of heads), `attention` does.
 """
 
 from typing import Any
 
 from torch import nn
+from transformers.models.gemma import modeling_gemma
+from transformers.models.granite import modeling_granite
 from transformers.models.llama import modeling_llama
+from transformers.models.ministral import modeling_ministral
 from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
 
@@ -127,17 +130,36 @@ class LlamaLayout(RotaryAdapter):
 
 @register
 class LlamaAdapter(LlamaLayout):
-    """An adapter for Llama, Mistral and Qwen2."""
+    """An adapter for Llama, Mistral, Ministral, Qwen2, Gemma and Granite."""
 
-    model_types = ("llama", "mistral", "qwen2")
+    model_types = ("llama", "mistral", "ministral", "qwen2", "gemma", "granite")
     replacements = (
-        replacing(attention, modeling_llama.LlamaAttention, prefix="Rotary")
+        replacing(
+            attention,
+            modeling_llama.LlamaAttention,
+            modeling_gemma.GemmaAttention,
+            modeling_granite.GraniteAttention,
+            prefix="Rotary",
+        )
         | replacing(attention, modeling_mistral.MistralAttention, prefix="Rotary", window=window_of_config)
-        | replacing(attention, modeling_qwen2.Qwen2Attention, prefix="Rotary", window=window)
+        | replacing(
+            attention,
+            modeling_qwen2.Qwen2Attention,
+            modeling_ministral.MinistralAttention,
+            prefix="Rotary",
+            window=window,
+        )
     )
-    rms_norms = (modeling_llama.LlamaRMSNorm, modeling_mistral.MistralRMSNorm, modeling_qwen2.Qwen2RMSNorm)
+    rms_norms = (
+        modeling_llama.LlamaRMSNorm,
+        modeling_mistral.MistralRMSNorm,
+        modeling_ministral.MinistralRMSNorm,
+        modeling_qwen2.Qwen2RMSNorm,
+        modeling_gemma.GemmaRMSNorm,
+        modeling_granite.GraniteRMSNorm,
+    )
     gguf = dict.fromkeys(
-        model_types,
+        ("llama", "mistral", "qwen2"),
         GgufForm(
             even="llama",
             uneven="deci",
@@ -148,4 +170,14 @@ class LlamaAdapter(LlamaLayout):
             **IN_LLAMA_CPP,
         ),
     )
-    gated = dict.fromkeys((modeling_llama.LlamaMLP, modeling_mistral.MistralMLP, modeling_qwen2.Qwen2MLP), "act_fn")
+    gated = dict.fromkeys(
+        (
+            modeling_llama.LlamaMLP,
+            modeling_mistral.MistralMLP,
+            modeling_ministral.MinistralMLP,
+            modeling_qwen2.Qwen2MLP,
+            modeling_gemma.GemmaMLP,
+            modeling_granite.GraniteMLP,
+        ),
+        "act_fn",
+    )

@@ -74,11 +74,20 @@ from transformers import (
     EsmForMaskedLM,
     EsmForSequenceClassification,
     EsmModel,
+    EuroBertConfig,
+    EuroBertForSequenceClassification,
+    EuroBertModel,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     Gemma3TextModel,
+    GemmaConfig,
+    GemmaForCausalLM,
+    GemmaModel,
     GPT2LMHeadModel,
     GPT2Model,
+    GraniteConfig,
+    GraniteForCausalLM,
+    GraniteModel,
     HubertConfig,
     HubertForCTC,
     HubertModel,
@@ -95,6 +104,9 @@ from transformers import (
     MBartConfig,
     MBartForConditionalGeneration,
     MBartModel,
+    MinistralConfig,
+    MinistralForCausalLM,
+    MinistralModel,
     MistralConfig,
     MistralForCausalLM,
     MistralModel,
@@ -367,6 +379,18 @@ def opt(name: str, **more) -> Family:
     )
 
 
+def eurobert(name: str) -> Family:
+    return Family(
+        name,
+        lambda: make(EuroBertForSequenceClassification, rotary_config(EuroBertConfig, attention_bias=True)),
+        {"enc-self": LAYERS},
+        EuroBertModel,
+        exact64=FP32_NOISE,  # its norms are in float32
+        eager64=FP32_NOISE,
+        shares=False,
+    )
+
+
 def modernbert(name: str) -> Family:
     """Its second layer looks at a window."""
     return Family(
@@ -524,6 +548,26 @@ FAMILIES = {
             rotary("llama", LlamaConfig, LlamaForCausalLM, LlamaModel, attention_bias=True),
             rotary("qwen2", Qwen2Config, Qwen2ForCausalLM, Qwen2Model),
             rotary("mistral", MistralConfig, MistralForCausalLM, MistralModel, sliding_window=5),
+            rotary(
+                "ministral",
+                MinistralConfig,
+                MinistralForCausalLM,
+                MinistralModel,
+                sliding_window=5,
+                layer_types=["sliding_attention", "full_attention"],
+            ),
+            rotary("gemma", GemmaConfig, GemmaForCausalLM, GemmaModel),
+            rotary(
+                "granite",
+                GraniteConfig,
+                GraniteForCausalLM,
+                GraniteModel,
+                attention_multiplier=0.3,
+                residual_multiplier=0.6,
+                embedding_multiplier=3.0,
+                logits_scaling=2.0,
+            ),
+            eurobert("eurobert"),
             rotary(
                 "gemma3",
                 Gemma3TextConfig,

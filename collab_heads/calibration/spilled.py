@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
+ON_DISK = "/var/tmp"  # where /tmp often lies in memory
 FREE = 2  # times the bytes of all moments that must be free on the disk: recorded calls may take as much again
 
 logger = logging.getLogger(__name__)
@@ -42,9 +43,10 @@ class Spilled:
         self.structures: dict[Hashable, Any] = {}
         self.file: BinaryIO | None = None
         try:
-            if (free := shutil.disk_usage(tempfile.gettempdir()).free) < FREE * size:
+            folder = large_files()
+            if (free := shutil.disk_usage(folder).free) < FREE * size:
                 raise OSError(f"{free / 1e6:,.0f} MB of the disk are free, and {FREE * size / 1e6:,.0f} may be needed")
-            self.file = tempfile.TemporaryFile()
+            self.file = tempfile.TemporaryFile(dir=folder)
         except OSError as error:
             self.give_up(error)
 
@@ -79,6 +81,13 @@ class Spilled:
         self.file.seek(place.start)
         self.file.readinto(bytes_of(tensor))  # type: ignore[attr-defined]
         return tensor.to(place.device)
+
+
+def large_files() -> str:
+    """Return the folder of large temporary files: that of all such files, or `ON_DISK` for a /tmp that nobody chose."""
+    folder = tempfile.gettempdir()
+    is_chosen = folder != "/tmp" or "TMPDIR" in os.environ
+    return folder if is_chosen or not os.access(ON_DISK, os.W_OK) else ON_DISK
 
 
 def bytes_of(tensor: Tensor) -> Any:

@@ -68,6 +68,28 @@ def test_the_file_has_no_name(tmp_path, monkeypatch):
     assert held.find("first") and not [*tmp_path.iterdir()]
 
 
+@pytest.mark.parametrize(
+    "folder, chosen, on_disk, found",
+    [
+        ("/tmp", None, True, "disk"),
+        ("/tmp", None, False, "/tmp"),
+        ("/tmp", "/tmp", True, "/tmp"),
+        ("/scratch", None, True, "/scratch"),
+    ],
+)
+def test_the_file_is_on_the_disk_unless_another_place_was_chosen(folder, chosen, on_disk, found, tmp_path, monkeypatch):
+    """Many systems have /tmp in memory, which is what a compression has too little of."""
+    disk = tmp_path / "disk"
+    if on_disk:
+        disk.mkdir()
+    monkeypatch.setattr(spilled, "ON_DISK", str(disk))
+    monkeypatch.setattr(spilled.tempfile, "tempdir", folder)
+    monkeypatch.delenv("TMPDIR", raising=False)
+    if chosen:
+        monkeypatch.setenv("TMPDIR", chosen)
+    assert spilled.large_files() == {"disk": str(disk)}.get(found, found)
+
+
 def full_disk(monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=199))
 

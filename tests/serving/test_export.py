@@ -88,7 +88,7 @@ def changed(name, change):
     return model.eval()
 
 
-ENCODERS = ("distilbert", "albert-groups", "mpnet", "modernbert", "esm", "esm-rotary", "t5-encoder")
+ENCODERS = ("distilbert", "albert-groups", "mpnet", "modernbert", "eurobert", "esm", "esm-rotary", "t5-encoder")
 
 
 def assert_same_with_other_shapes(model, served, left=True):
@@ -117,8 +117,8 @@ def test_encoders_with_other_rows_and_lengths(to, name, change, tmp_path):
     assert_same_with_other_shapes(model, load_exported(tmp_path / "served", threads=1), left=name != "modernbert")
 
 
-# mistral and gemma3 have a window of 5 tokens, which the texts below outgrow
-DECODERS = ("opt", "biogpt", "llama", "qwen2", "qwen3", "mistral", "gemma3")
+# mistral, ministral and gemma3 have a window of 5 tokens, which the texts below outgrow
+DECODERS = ("opt", "biogpt", "llama", "qwen2", "qwen3", "mistral", "ministral", "gemma", "gemma3", "granite")
 
 
 @pytest.mark.slow
@@ -229,7 +229,7 @@ def test_a_stock_checkpoint_loads_without_this_package(name, tmp_path):
 
 IN_A_CONFIG = ("stock", "gated", "mixed", "uniform", "fewer heads", "fewer neurons", "a layer gone")
 UNIFORM = ("distilbert", "albert-groups", "mpnet", "modernbert", "esm", "opt", "biogpt", "qwen3", "mistral", "gemma3")
-UNIFORM += ("whisper", "clip", "wav2vec2")
+UNIFORM += ("whisper", "clip", "wav2vec2", "ministral", "gemma", "granite", "eurobert")
 
 
 @pytest.mark.slow

@@ -22,6 +22,8 @@ from transformers import (
     DistilBertModel,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -104,10 +106,11 @@ MODELS = {
     "mistral": (MistralForCausalLM, MistralConfig(**GROUPED, sliding_window=None)),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**GROUPED)),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**GROUPED, head_dim=16)),
+    "gemma": (GemmaForCausalLM, GemmaConfig(**GROUPED, head_dim=16)),
     "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(**GROUPED, head_dim=16, query_pre_attn_scalar=16)),
 }
 NO_PADDING = ("marian of its toolkit", "m2m_100")  # zeros; M2M100 counts no position for a padding that it chose
-ROTARY = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
+ROTARY = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3")
 
 
 def build(name):

@@ -25,7 +25,7 @@ pytest.importorskip("transformers.integrations.heterogeneity", reason="per_layer
 
 NAMES = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "biogpt", "gpt2", "opt", "opt-350m", "modernbert")
 NOISE = 2e-5  # float32, of sums in another order, of outputs up to 10; seen: 4e-6
-ROTARY = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
+ROTARY = ("llama", "mistral", "ministral", "qwen2", "qwen3", "gemma", "gemma3", "granite", "eurobert")
 
 
 def heads_gone(model):
