@@ -81,7 +81,9 @@ JS_GENERATES = (
 JS_RUNS = 'const outputs = await model(await tokenizer("A sentence."));'
 BY_CTRANSLATE2 = {EMBEDS: "Encoder", RUNS: "Encoder", GENERATES: "Generator", TRANSLATES: "Translator"}
 READERS = (
-    Reader("collab_heads", (*GRAPHS, "gguf"), (EMBEDS,), f"{OURS}embeddings = model.encode(['A sentence.'])"),
+    Reader(
+        "collab_heads", (*GRAPHS, "ctranslate2", "gguf"), (EMBEDS,), f"{OURS}embeddings = model.encode(['A sentence.'])"
+    ),
     Reader(
         "collab_heads",
         GRAPHS,
@@ -91,9 +93,9 @@ READERS = (
     Reader("collab_heads", GRAPHS, (RUNS,), f"{OURS}# model(**inputs), as in transformers"),
     Reader(
         "sentence-transformers",
-        GRAPHS,
+        (*GRAPHS, "ctranslate2"),
         (EMBEDS,),
-        f"# {INSTALL}, which runs the graph\nfrom sentence_transformers import SentenceTransformer\n\n"
+        f"# {INSTALL}, which runs the model\nfrom sentence_transformers import SentenceTransformer\n\n"
         f"embeddings = SentenceTransformer('{NAME}', trust_remote_code=True).encode(['A sentence.'])",
     ),
     Reader(
@@ -207,13 +209,7 @@ def served_card(
         per_layer: whether its config gives layers sizes of their own.
     """
     base, trimmed, kind = base_of(model.config), trimmed_vocabulary(model.config), type(model).__name__
-    library = (
-        ENCODERS
-        if is_encoder and to not in ("ctranslate2", "gguf") and not per_layer
-        else LIBRARY
-        if to == "transformers"
-        else to
-    )
+    library = ENCODERS if is_encoder and to != "gguf" and not per_layer else LIBRARY if to == "transformers" else to
     said: dict[str, Any] = {"library_name": library, **base, "tags": [TAG, to]}
     data = ModelCardData(**said)
     parts = [f"---\n{data.to_yaml()}\n---", f"# {base.get('base_model') or kind}, exported to {to} by collab_heads"]

@@ -11,7 +11,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BertConfig, BertM
 
 from collab_heads import evaluate, export
 from collab_heads.errors import DataError, ModelStateError, UnsupportedModelError
-from collab_heads.serving.served_translator import ServedTranslator, is_converted
+from collab_heads.serving.converted import is_converted
+from collab_heads.serving.served_translator import ServedTranslator
 
 pytest.importorskip("ctranslate2")
 
