@@ -76,7 +76,7 @@ class Target(ABC):
     def load(self, model: PreTrainedModel, folder: Path) -> Any:
         """Load what was written, to run it in one thread."""
 
-    def settle(self, folder: Path) -> None:
+    def settle(self, model: PreTrainedModel, folder: Path, int8: bool) -> None:
         """Bring what was written, and compared, into its last form; most targets leave it as it is."""
         return
 
