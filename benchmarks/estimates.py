@@ -148,7 +148,7 @@ def main() -> None:
     """Measure one row, or each in a process of its own; print, store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--row", type=int, metavar="NUMBER", help="this row alone, in this process")
-    parser.add_argument("--rows", type=int, nargs="+", metavar="NUMBER", default=[*range(len(ROWS))])
+    parser.add_argument("--rows", type=int, nargs="+", metavar="NUMBER", help="these, stored or not")
     arguments = parser.parse_args()
     theirs.disable_progress_bar()
     theirs.set_verbosity_error()
@@ -156,17 +156,17 @@ def main() -> None:
     if arguments.row is not None:
         print(json.dumps(measured(ROWS[arguments.row])))
         return
-    store = RowStore("estimates")
-    for number in arguments.rows:
+    store, keys = RowStore("estimates"), [row[:2] for row in ROWS]
+    known = {(row["work"], row["model"]) for row in store.rows}
+    for number in arguments.rows or [number for number, key in enumerate(keys) if key not in known]:
         command = [sys.executable, __file__, "--row", str(number)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             sys.exit(done.stderr)
         store.add(json.loads(done.stdout.splitlines()[-1]))
         print(table(store.rows[-1:], COLUMNS).splitlines()[-1], flush=True)
-    order = [(row.work, row.model) for row in ROWS]
     rows = store.newest(lambda row: (row["work"], row["model"]))
-    store.write(sorted(rows, key=lambda row: order.index((row["work"], row["model"]))), COLUMNS)
+    store.write(sorted(rows, key=lambda row: keys.index((row["work"], row["model"]))), COLUMNS)
 
 
 if __name__ == "__main__":
