@@ -79,7 +79,7 @@ JS_GENERATES = (
     "const [text] = tokenizer.batch_decode(tokens, { skip_special_tokens: true });"
 )
 JS_TRANSLATES = (
-    "// a Marian tokenizer has no tokenizer.json, which this library reads\n"
+    "// the tokenizer needs a tokenizer.json, which some families do not have\n"
     'const inputs = await tokenizer("A sentence.");\n'
     "const tokens = await model.generate({ ...inputs, max_new_tokens: 64, num_beams: 1 });  // it has no beams\n"
     "const [text] = tokenizer.batch_decode(tokens, { skip_special_tokens: true });"
