@@ -48,7 +48,7 @@ class FitForecast:
 
     def width(self, side: int) -> int:
         """Return the largest width of what last projections read (0), or write (1)."""
-        return max(widths(site.output)[side] for site in (*self.narrowed, *self.sites))
+        return max((widths(site.output)[side] for site in (*self.narrowed, *self.sites)), default=0)
 
     def calibration(self) -> float:
         """Return the seconds of a calibration of all sites."""
