@@ -59,7 +59,7 @@ class Converted(EmbedsTexts, PreTrainedModel):
             self.engine = getattr(ctranslate2, runner)(str(folder), **options)
         except (RuntimeError, ValueError) as error:
             raise UnsupportedModelError(
-                f"{folder} is no {does} of CTranslate2, which alone is run here ({first_line(error)})"
+                f"{folder} is no {does} of CTranslate2 ({first_line(error)}): load it with ctranslate2 itself"
             ) from error
 
     @property
