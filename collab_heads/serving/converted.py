@@ -1,5 +1,6 @@
 """What models in CTranslate2 have in common: the checks of their folder, and the kind that their file says."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ class Converted(EmbedsTexts, PreTrainedModel):
 
 def is_converted(folder: Path) -> bool:
     """Return True for a folder with a model for CTranslate2."""
-    return (folder / WEIGHTS).is_file() and "model_type" not in config_in(folder)
+    return os.path.isfile(folder / WEIGHTS) and "model_type" not in config_in(folder)
 
 
 def encodes(folder: Path) -> bool:

@@ -88,4 +88,4 @@ def load_converted(folder: Path, threads: int, check: bool) -> ConvertedEncoder 
 def is_exported(name: str | Path) -> bool:
     """Return True for a folder that `export` wrote, or a file for llama.cpp."""
     folder = Path(name)
-    return (folder / EXPORT).is_file() or is_converted(folder) or gguf_at(folder) is not None
+    return os.path.isfile(folder / EXPORT) or is_converted(folder) or gguf_at(folder) is not None
