@@ -105,6 +105,8 @@ def test_encode_is_that_of_sentence_transformers(to, encoder, in_onnx, tmp_path)
         found = served.encode(TEXTS, batch_size)
         assert found.dtype == np.float32 and found.shape == (len(TEXTS), 40)
         np.testing.assert_allclose(found, expected, rtol=0, atol=EMBEDDING_NOISE)
+    if to == "ctranslate2":  # whose folder has the modules beside the model
+        np.testing.assert_array_equal(embedder(folder, trust_remote_code=True).encode(TEXTS, batch_size=2), found)
     assert served.reader(TEXTS)["input_ids"].shape == (len(TEXTS), LONGEST)  # cut
     assert served.encode([]).shape == (0, 40)
     batch = served.reader(TEXTS)
