@@ -114,3 +114,18 @@ def kills() -> str:
     return shown(
         ({"killed": where, "times": times} for where, times in counts.most_common()), {"killed": "", "times": ""}
     )
+
+
+plain(
+    "estimates",
+    "estimates",
+    {
+        "work": "",
+        "model": "",
+        "sentences": "",
+        "seconds: said": ("said", ",.0f"),
+        "taken": ",.0f",
+        "GB: said": ("said_gb", ".1f"),
+        "held": ("held_gb", ".1f"),
+    },
+)

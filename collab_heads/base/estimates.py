@@ -57,11 +57,13 @@ class Work:
 
     Attributes:
         name: what it is called.
+        parts: the names of the works that are open in it, its own first.
         more: estimates the rest of it, which `say` does not know.
         is_said: whether its line is written.
     """
 
     name: str
+    parts: list[str]
     more: list[Estimating] = field(default_factory=list)
     is_said: bool = False
 
@@ -79,9 +81,13 @@ def work(name: str, *more: Estimating) -> Iterator[Work]:
     """
     outer = OPEN.get()
     if outer is not None:
-        yield outer
+        outer.parts.append(name)
+        try:
+            yield outer
+        finally:
+            outer.parts.pop()
         return
-    opened = Work(name, list(more))
+    opened = Work(name, [name], list(more))
     token = OPEN.set(opened)
     try:
         yield opened
@@ -90,9 +96,9 @@ def work(name: str, *more: Estimating) -> Iterator[Work]:
 
 
 def is_of(name: str) -> bool:
-    """Return True if the open work has this name."""
+    """Return True if the open work, or one that is open in it, has this name."""
     opened = OPEN.get()
-    return opened is not None and opened.name == name
+    return opened is not None and name in opened.parts
 
 
 def say(estimate: Estimating) -> None:

@@ -9,10 +9,12 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_choice
+from collab_heads.base.estimates import say, work
 from collab_heads.base.numerics import few_threads
 from collab_heads.base.option_values import ALLOCATIONS, REFINE_STEPS, Allocation
 from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.calibration.calibrate import CalibratedSites
+from collab_heads.collaborative.estimate import estimate_swap
 from collab_heads.collaborative.plan import SitePlan, ValuePlan, balance_widths, choose_sites, plan_site, plan_values
 from collab_heads.collaborative.replacement import Replacement, make_replacement
 from collab_heads.collaborative.report import SwapReport
@@ -118,9 +120,13 @@ def swap_to_collaborative(
     if allocation == "balanced" and batches is None:
         raise ArgumentError("allocation='balanced' measures output errors: pass batches")
     only_values = dim_value is not None and dim_shared_query_key is None
-    with opened(model, adapter, "values" if only_values else FITS[kind].capability, changes=True) as layers:
+    capability = "values" if only_values else FITS[kind].capability
+    with opened(model, adapter, capability, changes=True) as layers, work("swap"):
         before = model.num_parameters()
         plans, value_plans = plan_change(layers, sites, dim_shared_query_key, dim_value, kind)
+        if isinstance(batches, Sequence):  # others may be read only once
+            is_balanced = allocation == "balanced"
+            say(lambda: estimate_swap(model, batches, plans, value_plans, refine_steps, is_balanced=is_balanced))
         replacements = fitted(layers, plans, value_plans, batches, allocation, options)
         put_in_place(layers, replacements)
     return SwapReport(

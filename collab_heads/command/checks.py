@@ -227,9 +227,9 @@ def encode(args: Namespace) -> None:
         collab-heads encode sentence-transformers/all-MiniLM-L6-v2 text.txt --output embeddings.npy
         collab-heads encode served text.txt --output embeddings.npy
 
-    The model is a sentence encoder, stock or changed, or what `collab-heads export` wrote of one for ONNX Runtime,
-    OpenVINO or llama.cpp. Row i of the array [N, d], float32, is that of line i, empty lines included. Texts longer
-    than the model reads are cut, as sentence-transformers does.
+    The model is a sentence encoder, stock or changed, or what `collab-heads export` wrote of one, but for
+    transformers.js. Row i of the array [N, d], float32, is that of line i, empty lines included. Texts longer than the
+    model reads are cut, as sentence-transformers does.
     """
     if args.output is None:
         raise ArgumentError("--output is missing: a new .npy file for the embeddings")

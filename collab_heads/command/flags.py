@@ -219,7 +219,7 @@ COMMANDS = {
         ),
     ),
     "export": Command(
-        "for ONNX Runtime, OpenVINO, llama.cpp or plain transformers, compared with PyTorch there",
+        "for ONNX Runtime, transformers.js, OpenVINO, ExecuTorch, CTranslate2, llama.cpp or plain transformers",
         checks.export,
         alone(
             MODEL,

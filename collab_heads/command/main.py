@@ -152,8 +152,17 @@ def parser(name: str) -> Parser:
     return made
 
 
-def flags_of(of: argparse.ArgumentParser) -> list[str]:
-    return [flag for action in of._actions for flag in action.option_strings if flag.startswith("--")]
+VALUES = re.compile(r"\b(?:one|some) of (\w[\w.-]*(?:, \w[\w.-]*)+)")  # in the help of a flag
+
+
+def flags_of(of: argparse.ArgumentParser) -> dict[str, list[str]]:
+    """Return the flags of a command, with the values that the help of each names."""
+    return {
+        flag: found[1].split(", ") if (found := VALUES.search(action.help or "")) else []
+        for action in of._actions
+        for flag in action.option_strings
+        if flag.startswith("--")
+    }
 
 
 def run(name: str, args: Namespace) -> Any:
@@ -168,14 +177,20 @@ def as_document(result: Any) -> Any:
     return result.to_dict() if hasattr(result, "to_dict") else result
 
 
-Flags = Mapping[str, Sequence[str]]  # command -> its flags
+Flags = Mapping[str, Mapping[str, Sequence[str]]]  # command -> its flags -> values that they take
 
 
 def bash(flags: Flags) -> str:
     """Return the script for bash: `eval "$(collab-heads --print_completion bash)"` in ~/.bashrc."""
     cases = "\n".join(f"        {name}) words='{' '.join(known)}' ;;" for name, known in flags.items())
+    values = "\n".join(
+        f"        '{name} {flag}') values='{' '.join(known)}' ;;"
+        for name, each in flags.items()
+        for flag, known in each.items()
+        if known
+    )
     return f"""_collab_heads() {{
-    local word="${{COMP_WORDS[COMP_CWORD]}}" words=""
+    local word="${{COMP_WORDS[COMP_CWORD]}}" words="" values="" last="" each
     if [ "$COMP_CWORD" -eq 1 ]; then
         COMPREPLY=($(compgen -W '{" ".join(flags)} --help --version --print_completion' -- "$word"))
         return
@@ -183,9 +198,15 @@ def bash(flags: Flags) -> str:
     case "${{COMP_WORDS[1]}}" in
 {cases}
     esac
+    for each in "${{COMP_WORDS[@]:2:COMP_CWORD-2}}"; do
+        case "$each" in --*) last="$each" ;; esac
+    done
+    case "${{COMP_WORDS[1]}} $last" in
+{values}
+    esac
     case "$word" in
         -*) COMPREPLY=($(compgen -W "$words" -- "$word")) ;;
-        *) COMPREPLY=() ;;
+        *) COMPREPLY=($(compgen -W "$values" -- "$word")) ;;
     esac
 }}
 complete -o default -F _collab_heads collab-heads"""
@@ -201,8 +222,9 @@ def fish(flags: Flags) -> str:
     lines = [f"complete -c collab-heads -n __fish_use_subcommand -f -a '{' '.join(flags)}'"]
     lines += [
         f"complete -c collab-heads -n '__fish_seen_subcommand_from {name}' -l {flag.removeprefix('--')}"
+        + (f" -x -a '{' '.join(values)}'" if values else "")
         for name, known in flags.items()
-        for flag in known
+        for flag, values in known.items()
     ]
     return "\n".join(lines)
 

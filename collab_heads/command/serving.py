@@ -1,7 +1,6 @@
 """The work of the commands that write models for engines, and run models of any kind on files."""
 
 import io
-import os
 from argparse import Namespace
 from pathlib import Path
 from typing import Any, cast
@@ -19,12 +18,10 @@ from collab_heads.evaluation.report import EvaluationReport
 from collab_heads.evaluation.task import Limits
 from collab_heads.evaluation.tasks import Translation
 from collab_heads.files.atomic import write_file
-from collab_heads.files.folders import gguf_at
 from collab_heads.running.batches import evaluating
 from collab_heads.running.translations import generate
 from collab_heads.serving.export import TARGETS, ExportReport, export
-from collab_heads.serving.exported_folder import EXPORT
-from collab_heads.serving.loading import load_exported
+from collab_heads.serving.loading import is_exported, load_exported
 from collab_heads.serving.sentence_encoder import is_sentence_encoder, sentence_encoder
 
 
@@ -103,11 +100,6 @@ def encoder_part(model: PreTrainedModel) -> PreTrainedModel:
     """Return the part of a model that sentence-transformers loads: of a sentence encoder that without a head."""
     base = cast(PreTrainedModel, model.base_model)
     return base if is_sentence_encoder(base) else model
-
-
-def is_exported(name: str) -> bool:
-    """Return True for a folder that `export` wrote, or a file for llama.cpp."""
-    return os.path.isfile(os.path.join(name, EXPORT)) or gguf_at(Path(name)) is not None
 
 
 def run_evaluate(args: Namespace) -> EvaluationReport:

@@ -24,8 +24,9 @@ from collab_heads.command.flags import COMMANDS
 from collab_heads.command.inputs import generated, load
 from collab_heads.command.places import file_and_weight
 from collab_heads.command.serving import run_export
+from collab_heads.command.shrink_estimate import steps_after
 from collab_heads.command.texts import read_data
-from collab_heads.command.work import distill_on, examples, run_compress, run_trim, write_model
+from collab_heads.command.work import Later, distill_on, examples, run_compress, run_trim, write_model
 from collab_heads.errors import OutputError
 from collab_heads.evaluation.candidates import RUNS, files_of_weights
 from collab_heads.evaluation.evaluate import check_task, evaluate
@@ -108,6 +109,7 @@ def run_shrink(args: Namespace) -> ShrinkReport:
     if (task := examples(args)) is not None:
         check_task(args.model, task, args.device)
     scored = [target for target in args.to if args.task in RUNS.get(target, ())]
+    baseline = None if task is None else next((each for each in scored if TARGETS[each].has_int8), None)
     others = () if task is None else tuple(target for target in args.to if target not in scored)
     if others:
         print(without_score(others, args.task))
@@ -115,7 +117,9 @@ def run_shrink(args: Namespace) -> ShrinkReport:
     made, start = {}, args.model  # what is scored: name -> folder
     if args.trim:
         made["trimmed"] = start = kept.folder_of("trimmed", partial(trimmed, args))
-    made["compressed"] = last = kept.folder_of("compressed", partial(compressed, args, start, kept.folder / MEASURED))
+    later = steps_after(args, task, scored, baseline)
+    compression = partial(compressed, args, start, kept.folder / MEASURED, later)
+    made["compressed"] = last = kept.folder_of("compressed", compression)
     if args.distill_steps:
         made["distilled"] = last = kept.folder_of("distilled", partial(distilled, args, start, last, kept.folder))
     for target in args.to:
@@ -125,8 +129,8 @@ def run_shrink(args: Namespace) -> ShrinkReport:
             made[f"{target}, int8" if int8 else target] = place
     scores = None
     if args.evaluate is not None:
-        if engine := next((each for each in scored if TARGETS[each].has_int8), None):
-            made = {BASELINE: kept.folder_of(BASELINE, partial(exported, args, args.model, engine, True)), **made}
+        if baseline is not None:
+            made = {BASELINE: kept.folder_of(BASELINE, partial(exported, args, args.model, baseline, True)), **made}
         reading = {name: getattr(args, name) for name in ("batch_size", "max_length", "source_prefix", "device")}
         scores = evaluate(args.model, made, task=args.task, data=args.evaluate, seed=args.seed, **reading)
     report = ShrinkReport(tuple(kept.steps.values()), scores, others)
@@ -218,12 +222,12 @@ def trimmed(args: Namespace, place: str) -> object:
     return run_trim(as_command("trim", args, output_dir=place))
 
 
-def compressed(args: Namespace, source: str, measurements: Path, place: str) -> object:
+def compressed(args: Namespace, source: str, measurements: Path, later: Sequence[Later], place: str) -> object:
     """Compress a model; the score is asked for only where it bounds the size."""
     own = {"model": source, "output_dir": place, "measurements": measurements, "distill_steps": 0}
     if args.max_loss is None:
         own |= {"evaluate": None, "task": None}
-    return run_compress(as_command("compress", args, **own))
+    return run_compress(as_command("compress", args, **own), "shrink", later)
 
 
 def exported(args: Namespace, source: str, target: str, int8: bool, place: str) -> object:

@@ -63,17 +63,31 @@ def run_inspect(args: Namespace) -> ModelFacts | FamilyFacts | FamilyList:
     return found
 
 
-def run_compress(args: Namespace) -> CompressReport | CompressionPlan:
+Later = Callable[[Loaded, Sequence[Mapping]], Estimate | None]  # of what follows a work, from its model and batches
+
+
+def run_compress(
+    args: Namespace, name: str = COMPRESS, later: Sequence[Later] = ()
+) -> CompressReport | CompressionPlan:
     """Compress a model, print and write the result, and return the report; with `--plan` return only the plan.
 
     All input is read and checked before the model runs.
+
+    Args:
+        args: the flags.
+        name: of the work that this begins.
+        later: estimate what follows in that work.
     """
-    is_known = not (args.plan or args.max_error or args.max_loss is not None)  # else the number of fits is not
-    with work(COMPRESS if is_known else "plan") as begun:
-        return compressed(args, begun)
+    if args.plan or args.max_error or args.max_loss is not None:  # the number of fits is not known
+        with work("plan"):
+            return compressed(args, [])
+    if args.distill_steps:
+        later = [*later, partial(distillation_after, args)]
+    with work(name) as begun, work(COMPRESS):
+        return compressed(args, later, begun)
 
 
-def compressed(args: Namespace, begun: Work) -> CompressReport | CompressionPlan:
+def compressed(args: Namespace, later: Sequence[Later], begun: Work | None = None) -> CompressReport | CompressionPlan:
     """Do the work of `run_compress`, which has begun."""
     check_kind(args.kind)
     all_texts, task = read_data(args), examples(args)
@@ -95,8 +109,8 @@ def compressed(args: Namespace, begun: Work) -> CompressReport | CompressionPlan
     given = {name: getattr(args, name) for name in options_of("compression.plan", "plan")}
     if isinstance(args.budget, str) and args.of == "parameters":
         given["of"] = "bytes"
-    if args.distill_steps and begun.name == COMPRESS:
-        begun.more.append(partial(distillation_after, args, model, batches))
+    if begun is not None:
+        begun.more += [partial(estimate, loaded, batches) for estimate in later]
     made = plan(model, batches, **{name: value for name, value in given.items() if value is not None})
     print(made)
     if args.plan:
@@ -121,12 +135,21 @@ def compressed(args: Namespace, begun: Work) -> CompressReport | CompressionPlan
     return report
 
 
-def distillation_after(args: Namespace, model: PreTrainedModel, batches: Sequence[Mapping]) -> Estimate | None:
+def distillation_after(args: Namespace, loaded: Loaded, batches: Sequence[Mapping]) -> Estimate | None:
     """Estimate the distillation of a model that will be compressed to a budget."""
-    budget = args.budget if isinstance(args.budget, float) else 0.5
-    trained = budget * sum(parameter.nbytes for parameter in model.parameters())
-    # narrower sites take more time than their share of the parameters
-    return estimate_distillation(model, model, batches, args.distill_steps, trained, 0.2 + 0.8 * budget)
+    model = loaded.model
+    trained = share_left(args) * sum(parameter.nbytes for parameter in model.parameters())
+    return estimate_distillation(model, model, batches, args.distill_steps, trained, time_left(args))
+
+
+def share_left(args: Namespace) -> float:
+    """Return the share of the layers that a budget leaves, about."""
+    return args.budget if isinstance(args.budget, float) else 0.5
+
+
+def time_left(args: Namespace) -> float:
+    """Return the share of a model's time that is left then, about: narrower sites take more than their share."""
+    return 0.2 + 0.8 * share_left(args)
 
 
 def examples(args: Namespace) -> Task | None:

@@ -15,26 +15,21 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.estimates import Estimate
 from collab_heads.base.numerics import ONE_THREAD
-from collab_heads.calibration.calibrate import FEW, FLOAT64, RECORDED, moment_counts, most_bytes
 from collab_heads.compression.fitting import FEWEST as FEWEST_PORTIONS
 from collab_heads.compression.fitting import MOST_TOKENS, TOKENS
 from collab_heads.compression.measurements import FEWEST, HELD_OUT, MEASURED, PROBED, choose_sites
 from collab_heads.compression.options import PlanOptions
 from collab_heads.compression.parts.table import PARTS
 from collab_heads.compression.sensitivities import REFINED_SITES
-from collab_heads.fitting.refine import POSITIONS, ROWS
+from collab_heads.fitting.forecast import FLOAT32, FitForecast
 from collab_heads.layers.layout import widths
 from collab_heads.model.open_layers import OpenLayers, OpenLayerSite, OpenSite
 from collab_heads.running.portions import PORTION
 from collab_heads.running.speed import Speed, measure_speed
 
-MOMENT = 0.4  # of a product: an entry of a matrix of moments, for a position
 PROBE, REFIT = 0.66, 3.7  # passes over the model, of a probe that begins at a block, and of all refits together
 # products of the fits of a site: of attention by D^3 and D^2, of a block by n^3 and n^2; seconds besides
 ATTENTION, BLOCK, BESIDE = (225, 54_000), (8, 7_200), 0.1
-STEP, STEP_BESIDE = 3.4, 1.7e-3  # of the refinement: products by D^2 for a position, and seconds besides
-MATRICES = 6  # of n x n in float64 that a fit holds
-FLOAT32 = 4  # bytes
 
 
 def estimate_compression(
@@ -89,24 +84,13 @@ class Forecast:
         return 1 / max(HELD_OUT, self.speed.rows / MEASURED)
 
     @property
-    def moments(self) -> int:
-        """The bytes of the moments of all sites."""
-        return FLOAT64 * sum(moment_counts(self.narrowed, self.sites).values())
+    def fitted(self) -> FitForecast:
+        """What the calibration and the fits take."""
+        return FitForecast(self.model, self.narrowed, self.sites, self.speed)
 
-    @property
-    def most(self) -> float:
-        """The bytes that moments may take."""
-        return most_bytes(self.model_bytes)
-
-    @property
-    def model_bytes(self) -> int:
-        """The bytes of the weights of the model."""
-        return sum(parameter.nbytes for parameter in self.model.parameters())
-
-    def calibration(self) -> float:
-        """Return the seconds of a calibration of all sites."""
-        speed = self.speed
-        return speed.seconds + MOMENT * self.moments / FLOAT64 * speed.positions * speed.product
+    def refinement(self) -> float:
+        """Return the seconds in which the queries and keys of a site are refined."""
+        return self.fitted.refinement(self.options.refine_steps)
 
     def plan(self) -> float:
         """Return the seconds of a plan: calibration, and for every site quick fits and probes."""
@@ -120,7 +104,7 @@ class Forecast:
         probed = min(self.held_out, max(PROBED / speed.positions, FEWEST / speed.rows))
         passes = 4 * speed.batches / speed.rows + PROBE * probes * probed
         quick = sum(map(self.fit, self.sites)) + refined * self.refinement()
-        return self.calibration() * (1 + self.held_out) + speed.seconds * passes + quick
+        return self.fitted.calibration() * (1 + self.held_out) + speed.seconds * passes + quick
 
     def fits(self) -> float:
         """Return the seconds of the fits of a budget, of the refits after them, and of what measures their errors."""
@@ -137,26 +121,13 @@ class Forecast:
         product = self.speed.product if widths(site.output)[0] > ONE_THREAD else self.speed.product_alone
         return beside + product * (cube * width**3 + square * width**2)
 
-    def refinement(self) -> float:
-        """Return the seconds in which the queries and keys of a site are refined."""
-        width = max((widths(site.output)[1] for site in self.narrowed), default=0)
-        positions = max(POSITIONS, ROWS * self.speed.longest)
-        step = STEP_BESIDE + STEP * width**2 * positions * self.speed.product_alone
-        return self.options.refine_steps * step
-
     def memory(self) -> float:
         """Return the bytes at the peak, beyond those that are held now."""
-        speed, dim = self.speed, max(widths(site.output)[1] for site in self.sites)
-        groups = max(self.moments / self.most, 1.0)
-        states = FLOAT32 * dim * speed.positions / speed.rows  # of an example
-        calls = 2 * states * min(speed.rows, RECORDED) * len(self.narrowed) / groups
-        moments = min(self.moments, self.most) + min(self.moments, self.most / FEW)
-        matrices = MATRICES * FLOAT64 * max(widths(site.output)[0] for site in self.sites) ** 2
         fitted = sum(parameter.nbytes for site in self.sites for parameter in parameters_of(site)) / 2
         has_logits = self.model.get_output_embeddings() is not None
-        outputs = self.model.config.get_text_config().vocab_size if has_logits else dim
-        kept = FLOAT32 * outputs * (self.held_out * speed.positions + PORTION)
-        return moments + calls + matrices + fitted + 2 * states * speed.rows + kept
+        outputs = self.model.config.get_text_config().vocab_size if has_logits else self.fitted.width(1)
+        kept = FLOAT32 * outputs * (self.held_out * self.speed.positions + PORTION)
+        return self.fitted.memory() + fitted + 2 * self.fitted.states * self.speed.rows + kept
 
 
 def parameters_of(site: OpenLayerSite) -> set[torch.nn.Parameter]:

@@ -17,10 +17,11 @@ from collab_heads.errors import ArgumentError, LoadError
 from collab_heads.files.folders import gguf_at
 from collab_heads.running.batches import evaluating
 from collab_heads.saving.loading import class_of, load_or_explain, placed
-from collab_heads.serving.exported_folder import CONFIG, EXPORT
+from collab_heads.serving.converted import encodes, is_converted
+from collab_heads.serving.exported_folder import CONFIG
 from collab_heads.serving.graph_engines import ENGINES
-from collab_heads.serving.loading import load_exported
-from collab_heads.serving.served_translator import ServedTranslator, is_converted
+from collab_heads.serving.loading import is_exported, load_exported
+from collab_heads.serving.served_translator import ServedTranslator
 
 Source = PreTrainedModel | str  # a model, or the name of its folder or on the Hub
 TOKENIZER = "tokenizer_config.json"  # what every saved tokenizer has
@@ -39,7 +40,7 @@ WEIGHTS = (
 # target of an export -> the tasks on which `evaluate` runs what was written for it
 RUNS: dict[str, tuple[EvaluationTask, ...]] = {
     **dict.fromkeys((*ENGINES, "transformers"), EVALUATION_TASKS),
-    "ctranslate2": ("translation",),
+    "ctranslate2": ("translation", "similarity", "retrieval"),
     "gguf": ("perplexity", "similarity", "retrieval"),
 }
 
@@ -94,9 +95,9 @@ def running(candidate: Candidate, device: str) -> Iterator[PreTrainedModel]:
 def load(candidate: Candidate, device: str) -> PreTrainedModel:
     """Load a checkpoint with the class that its config names, or what `export` wrote, with one thread."""
     source = str(candidate.source)
-    if is_converted(Path(source)):
+    if is_converted(Path(source)) and not encodes(Path(source)):
         return ServedTranslator(Path(source), candidate.tokenizer)
-    if os.path.isfile(os.path.join(source, EXPORT)) or gguf_at(Path(source)) is not None:
+    if is_exported(source):
         return load_exported(source, threads=1)
     return placed(load_or_explain(class_of(load_or_explain(AutoConfig, source)), source), device)
 

@@ -49,9 +49,9 @@ def evaluate(
     Each score of a changed model has the 95 % interval of its difference from the original (paired bootstrap, 1,000
     resamples). Beside it are flips, the share of answers that differ: two models with the same score may answer many
     examples differently. A model is an object, a checkpoint folder, a name on the Hub, or a folder that `export` wrote
-    for ONNX Runtime, OpenVINO, ExecuTorch or llama.cpp, or of a translation model for CTranslate2. All read the same
-    examples. Each is loaded twice: for a few examples, so that errors come before the work, and for all. The original
-    then stays in memory, with one other model at a time. Objects stay as they are, and where they are.
+    for ONNX Runtime, OpenVINO, ExecuTorch or llama.cpp, or of an encoder or a translation model for CTranslate2. All
+    read the same examples. Each is loaded twice: for a few examples, so that errors come before the work, and for all.
+    The original then stays in memory, with one other model at a time. Objects stay as they are, and where they are.
 
     Examples:
         >>> from transformers import AutoModel

@@ -17,12 +17,12 @@ from collab_heads.model.opened import input_device
 from collab_heads.running.batches import check_vocabulary, longest_input, moved
 from collab_heads.running.embeddings import embed
 from collab_heads.serving.comparison import ROUNDS, naming_outputs
+from collab_heads.serving.converted import Converted
 from collab_heads.serving.sentence_encoder import embedding_texts, is_sentence_encoder, sentence_encoder
 from collab_heads.serving.served_gguf import ServedGguf
 from collab_heads.serving.served_model import ServedModel
-from collab_heads.serving.served_translator import ServedTranslator
 
-IN_ENGINES = ServedModel, ServedTranslator, ServedGguf
+IN_ENGINES = ServedModel, Converted, ServedGguf
 
 
 class Limits(NamedTuple):

@@ -258,13 +258,13 @@ def copy_modules(source: Path, folder: Path) -> None:
         shutil.copyfile(path, folder / path.name)
 
 
-def listed(source: Path) -> list[dict]:
-    """Return the modules that a sentence-transformers folder lists.
+def listed(source: Path, name: str = MODULES) -> list[dict]:
+    """Return the modules that a sentence-transformers folder lists, in a file of this name.
 
     Raises:
         DataError: if the list cannot be read.
     """
-    file = source / MODULES
+    file = source / name
     try:
         modules = parse_json(read_text(file))
     except ValueError as error:

@@ -34,7 +34,7 @@ from collab_heads.serving.for_ctranslate2 import CTranslate2
 from collab_heads.serving.for_executorch import ExecuTorch
 from collab_heads.serving.for_gguf import Gguf
 from collab_heads.serving.for_graphs import Onnx, OpenVino
-from collab_heads.serving.for_transformers_js import TransformersJs
+from collab_heads.serving.for_transformers_js import TransformersJs, dtype_of
 from collab_heads.serving.layer_checkpoint import check_layers, write_layers
 from collab_heads.serving.sentence_encoder import (
     embedding_texts,
@@ -195,8 +195,8 @@ def export(
     Args:
         model: the model, on the processor.
         folder: a new or an empty folder.
-        to: the target: "onnx" (ONNX Runtime), "transformers.js" (the same graph, with the names and in the layout of
-            that library; no encoder-decoders), "openvino", "executorch" (no models that generate; texts as long as the
+        to: the target: "onnx" (ONNX Runtime), "transformers.js" (the same graphs, with the names and in the layout
+            of that library), "openvino", "executorch" (no models that generate; texts as long as the
             model reads, as many at a time as the first batch has, since memory is planned for them), "ctranslate2"
             (heads of a site get one width; what is missing is filled with zeros, and listed), "gguf" (llama.cpp: heads
             of one width, and the same number of them for each key head of a block, and in some families the same sizes
@@ -258,7 +258,7 @@ def export(
         is_int8 = target.is_int8(model, int8)
         tolerance = max(target.tolerance, ROUNDINGS * coarsest(model))
         check_difference(compared, to, target.int8_tolerance if is_int8 else tolerance)
-        target.settle(place)
+        target.settle(model, place, int8)
         size = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
         return ExportReport(str(folder), to, is_int8, size / 1e6, *compared, notes=notes)
 
@@ -267,7 +267,7 @@ def export(
             check_examples(model, given)
         report = write_folder(folder, fill, sum(parameter.nbytes for parameter in model.parameters()), only_new=True)
     said = dataclasses.replace(report, folder="this folder")  # cards are published: they name no place on this machine
-    card = served_card(model, to, said, is_encoder and tokenizer is not None, per_layer)
+    card = served_card(model, to, said, is_encoder and tokenizer is not None, per_layer, dtype_of(model, int8))
     write_file(Path(os.path.realpath(folder), README), card.encode("utf-8"))  # not in the manifest: users edit cards
     return report
 

@@ -18,6 +18,7 @@ from collab_heads.serving.comparison import Differences, in_turns
 from collab_heads.serving.ctranslate2_engines import Engine, engine_of, rules
 from collab_heads.serving.example_inputs import without_labels
 from collab_heads.serving.exported_folder import GENERATION
+from collab_heads.serving.sentence_encoder import is_sentence_encoder, sentence_encoder, write_modules
 from collab_heads.serving.stock_layers import as_stock_layers
 from collab_heads.serving.target import Target, first_line, quiet
 from collab_heads.sites.record import forget
@@ -97,6 +98,8 @@ class CTranslate2(Target):
             notes += ("the vocabulary has the ids as tokens, since no tokenizer was given",)
         if form.transcriber is None and (unread := rules(model)):
             notes += (f"CTranslate2 does not read the generation config: pass what stands for {unread} in each call",)
+        if is_sentence_encoder(model):
+            write_modules(sentence_encoder(model), folder, reads_texts=tokenizer is not None)
         if part is not copied:
             notes += (f"CTranslate2 runs the {type(part).__name__} of the model, without its head",)
         return notes

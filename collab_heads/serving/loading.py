@@ -4,15 +4,21 @@ import os
 from pathlib import Path
 
 import transformers
+from transformers import AutoTokenizer
 
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_count
 from collab_heads.base.extras import MissingPackageError, is_installed
+from collab_heads.errors import ModelStateError
 from collab_heads.files.folders import gguf_at
-from collab_heads.serving.exported_folder import CONFIG, naming, read_exported
+from collab_heads.saving.source_files import files_in
+from collab_heads.serving.converted import encodes, is_converted
+from collab_heads.serving.converted_encoder import ConvertedEncoder
+from collab_heads.serving.exported_folder import CONFIG, EXPORT, naming, read_exported
 from collab_heads.serving.graph_engines import ENGINES
 from collab_heads.serving.served_gguf import ServedGguf
 from collab_heads.serving.served_model import ServedModel
+from collab_heads.serving.served_translator import ServedTranslator
 
 
 def check_exporters(what: str) -> None:
@@ -32,9 +38,12 @@ def check_exporters(what: str) -> None:
 
 
 @checking_arguments
-def load_exported(folder: str | Path, *, threads: int | None = None, check: bool = True) -> ServedModel | ServedGguf:
-    """Load what `export` wrote for ONNX Runtime, OpenVINO, ExecuTorch or llama.cpp.
+def load_exported(
+    folder: str | Path, *, threads: int | None = None, check: bool = True
+) -> ServedModel | ServedGguf | ConvertedEncoder | ServedTranslator:
+    """Load what `export` wrote for ONNX Runtime, OpenVINO, ExecuTorch, llama.cpp or CTranslate2.
 
+    Of CTranslate2 these are encoders, and translation models, of which `generate` alone is as in transformers.
     Whoever wrote the folder, nothing in it is run but the graphs, by their engine. What contradicts itself is refused.
 
     Args:
@@ -55,9 +64,28 @@ def load_exported(folder: str | Path, *, threads: int | None = None, check: bool
         check_count("threads", threads, least=1, most=1 << 16)
     if (file := gguf_at(folder)) is not None:
         return ServedGguf(file, threads or os.cpu_count() or 1, check)
+    if is_converted(folder):
+        return load_converted(folder, threads or os.cpu_count() or 1, check)
     check_exporters("exported models")
     exported, engine, caches, texts, width, limits = read_exported(folder, check)
     with naming(folder):
         exported.to("cpu", **ENGINES[engine].options(threads))
     with naming(folder / CONFIG):
         return ServedModel(exported, caches, folder, texts, width, limits)
+
+
+def load_converted(folder: Path, threads: int, check: bool) -> ConvertedEncoder | ServedTranslator:
+    """Load an encoder or a translation model in CTranslate2, the latter with the tokenizer in its folder."""
+    if encodes(folder):
+        return ConvertedEncoder(folder, threads, check)
+    if not files_in(folder):
+        raise ModelStateError(f"{folder} has no tokenizer: export with tokenizer=, or save it there")
+    with naming(folder):
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    return ServedTranslator(folder, tokenizer, threads, check)
+
+
+def is_exported(name: str | Path) -> bool:
+    """Return True for a folder that `export` wrote, or a file for llama.cpp."""
+    folder = Path(name)
+    return os.path.isfile(folder / EXPORT) or is_converted(folder) or gguf_at(folder) is not None

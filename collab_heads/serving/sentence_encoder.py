@@ -29,6 +29,7 @@ from collab_heads.saving.source_files import (
     OF_TEXTS,
     SETTINGS,
     THEIRS,
+    copy_modules,
     encoder_class,
     encoder_source,
     listed,
@@ -38,6 +39,7 @@ from collab_heads.serving.text_reader import EMBEDDING, STATES, TextReader, nami
 from collab_heads.sites.record import check_keys
 from collab_heads.sites.state import expect
 
+OF_ENCODER = "encoder_modules.json"  # `modules.json` of the original, where ours stands in its place
 SERVED = "ServedTransformer"  # our module of sentence-transformers, in `modules.json` of an exported folder
 LEAST = 1e-9  # what a mean is divided by at least, as in sentence-transformers
 
@@ -293,6 +295,19 @@ def write_served(encoder: SentenceEncoder, folder: Path, *, reads_texts: bool) -
     (folder / f"{MODULE}.py").write_bytes(SOURCE.read_bytes())
     if not reads_texts:
         (folder / MODULES).unlink()
+
+
+def write_modules(encoder: SentenceEncoder, folder: Path, *, reads_texts: bool) -> None:
+    """Write the same for an engine that puts out states alone, with the modules that make embeddings of them.
+
+    Args:
+        encoder: the sentence encoder.
+        folder: of the model.
+        reads_texts: see `write_served`.
+    """
+    copy_modules(encoder.source, folder)
+    (folder / MODULES).rename(folder / OF_ENCODER)
+    write_served(encoder, folder, reads_texts=reads_texts)
 
 
 def write_texts(encoder: SentenceEncoder, folder: Path) -> None:

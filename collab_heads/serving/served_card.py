@@ -78,10 +78,18 @@ JS_GENERATES = (
     "const tokens = await model.generate({ ...inputs, max_new_tokens: 16 });\n"
     "const [text] = tokenizer.batch_decode(tokens, { skip_special_tokens: true });"
 )
+JS_TRANSLATES = (
+    "// the tokenizer needs a tokenizer.json, which some families do not have\n"
+    'const inputs = await tokenizer("A sentence.");\n'
+    "const tokens = await model.generate({ ...inputs, max_new_tokens: 64, num_beams: 1 });  // it has no beams\n"
+    "const [text] = tokenizer.batch_decode(tokens, { skip_special_tokens: true });"
+)
 JS_RUNS = 'const outputs = await model(await tokenizer("A sentence."));'
 BY_CTRANSLATE2 = {EMBEDS: "Encoder", RUNS: "Encoder", GENERATES: "Generator", TRANSLATES: "Translator"}
 READERS = (
-    Reader("collab_heads", (*GRAPHS, "gguf"), (EMBEDS,), f"{OURS}embeddings = model.encode(['A sentence.'])"),
+    Reader(
+        "collab_heads", (*GRAPHS, "ctranslate2", "gguf"), (EMBEDS,), f"{OURS}embeddings = model.encode(['A sentence.'])"
+    ),
     Reader(
         "collab_heads",
         GRAPHS,
@@ -91,9 +99,9 @@ READERS = (
     Reader("collab_heads", GRAPHS, (RUNS,), f"{OURS}# model(**inputs), as in transformers"),
     Reader(
         "sentence-transformers",
-        GRAPHS,
+        (*GRAPHS, "ctranslate2"),
         (EMBEDS,),
-        f"# {INSTALL}, which runs the graph\nfrom sentence_transformers import SentenceTransformer\n\n"
+        f"# {INSTALL}, which runs the model\nfrom sentence_transformers import SentenceTransformer\n\n"
         f"embeddings = SentenceTransformer('{NAME}', trust_remote_code=True).encode(['A sentence.'])",
     ),
     Reader(
@@ -108,10 +116,11 @@ READERS = (
         "js",
     ),
     *(
-        Reader("transformers.js", ("transformers.js",), (does,), in_js(auto, code), "js")
+        Reader("transformers.js", ("transformers.js",), (does,), in_js(auto, code, 'dtype: "{dtype}"'), "js")
         for does, auto, code in (
             (EMBEDS, "AutoModel", JS_EMBEDS),
             (GENERATES, "AutoModelForCausalLM", JS_GENERATES),
+            (TRANSLATES, "AutoModelForSeq2SeqLM", JS_TRANSLATES),
             (RUNS, "{architecture}", JS_RUNS),
         )
     ),
@@ -195,7 +204,12 @@ def what_it_does(model: PreTrainedModel, is_encoder: bool) -> str:
 
 
 def served_card(
-    model: PreTrainedModel, to: ExportTarget, report: object, is_encoder: bool, per_layer: bool = False
+    model: PreTrainedModel,
+    to: ExportTarget,
+    report: object,
+    is_encoder: bool,
+    per_layer: bool = False,
+    dtype: str = "fp32",
 ) -> str:
     """Return the text of the card of an exported folder.
 
@@ -205,15 +219,10 @@ def served_card(
         report: of the export.
         is_encoder: whether the model is a sentence encoder, with a tokenizer.
         per_layer: whether its config gives layers sizes of their own.
+        dtype: what transformers.js calls the numbers of its graphs.
     """
     base, trimmed, kind = base_of(model.config), trimmed_vocabulary(model.config), type(model).__name__
-    library = (
-        ENCODERS
-        if is_encoder and to not in ("ctranslate2", "gguf") and not per_layer
-        else LIBRARY
-        if to == "transformers"
-        else to
-    )
+    library = ENCODERS if is_encoder and to != "gguf" and not per_layer else LIBRARY if to == "transformers" else to
     said: dict[str, Any] = {"library_name": library, **base, "tags": [TAG, to]}
     data = ModelCardData(**said)
     parts = [f"---\n{data.to_yaml()}\n---", f"# {base.get('base_model') or kind}, exported to {to} by collab_heads"]
@@ -221,10 +230,11 @@ def served_card(
     does = what_it_does(model, is_encoder)
     readers = layer_readers(model) if per_layer else READERS
     found = [each for each in readers if to in each.targets and does in each.does]
-    parts += ["## Load it", *(part for each in found for part in (f"### {each.name}", fenced(each, kind)))]
+    parts += ["## Load it", *(part for each in found for part in (f"### {each.name}", fenced(each, kind, dtype)))]
     return "\n\n".join([*parts, "## What was exported", f"```text\n{report}\n```"]) + "\n"
 
 
-def fenced(reader: Reader, architecture: str) -> str:
+def fenced(reader: Reader, architecture: str, dtype: str) -> str:
     """Return the code of a reader, fenced."""
-    return f"```{reader.language}\n{reader.code.replace('{architecture}', architecture)}\n```"
+    code = reader.code.replace("{architecture}", architecture).replace("{dtype}", dtype)
+    return f"```{reader.language}\n{code}\n```"

@@ -15,7 +15,7 @@ from collab_heads.serving.text_reader import EMBEDDING, STATES
 
 
 class ServedTransformer(InputModule):
-    """The graph of a sentence encoder, with its pooling and the layers after it, in ONNX Runtime or OpenVINO.
+    """A sentence encoder in an engine, with its pooling and the layers after it.
 
     Args:
         folder: what `export` wrote.

@@ -1,73 +1,47 @@
 """A translation model in CTranslate2 that is called as the original's `generate` is: what `evaluate` scores."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PretrainedConfig
 
 from collab_heads.base.checks import MAX_SIZE, is_index, is_number
-from collab_heads.base.extras import check_extra
-from collab_heads.errors import DataError, ModelStateError, UnsupportedModelError
-from collab_heads.files.folders import damage
-from collab_heads.files.reading import parse_json, read_text
+from collab_heads.errors import ModelStateError
+from collab_heads.serving.converted import Converted
 from collab_heads.serving.ctranslate2_engines import ids, rows_of
-from collab_heads.serving.exported_folder import CONFIG, GENERATION, naming, read_json
-from collab_heads.serving.for_ctranslate2 import POSITIONS
-from collab_heads.serving.graph_engines import AGAIN, check_inside
+from collab_heads.serving.exported_folder import GENERATION, naming, read_json
 from collab_heads.serving.target import first_line
 from collab_heads.sites.state import expect
 
-WEIGHTS = "model.bin"  # as CTranslate2 names the file
 MOST_BEAMS = 1024  # each takes memory of its own
 
 
-class ServedTranslator(PreTrainedModel):
-    """A translation model in CTranslate2, with one thread.
+class ServedTranslator(Converted):
+    """A translation model in CTranslate2.
 
     Args:
         folder: what `export` wrote for CTranslate2.
         tokenizer: the tokenizer that its vocabulary is of.
+        threads: of the engine.
+        check: whether its files are compared with their digests.
 
     Raises:
         DataError: if a file in the folder is damaged.
         UnsupportedModelError: if the model is none that translates.
     """
 
-    def __init__(self, folder: Path, tokenizer: Any):
-        super().__init__(PretrainedConfig(is_encoder_decoder=True, architectures=[type(self).__name__]))
-        check_extra("ctranslate2", "models in CTranslate2")
-        import ctranslate2
-
-        if wrong := damage(folder):
-            raise DataError(f"{folder} is damaged: {wrong}: {AGAIN}")
-        check_inside(folder / WEIGHTS)
+    def __init__(self, folder: Path, tokenizer: Any, threads: int = 1, check: bool = True):
+        config = PretrainedConfig(is_encoder_decoder=True, architectures=[type(self).__name__])
+        super().__init__(folder, config, "Translator", "translation model", threads, check)
         self.generation_config = GenerationConfig()
         if (folder / GENERATION).exists():
             with naming(folder / GENERATION):
                 self.generation_config = checked(GenerationConfig.from_dict(read_json(folder, GENERATION)), tokenizer)
-        with naming(folder / CONFIG):
-            stored = read_json(folder, CONFIG)
-            self.begins = stored.get("decoder_start_token", "") is not None
-            longest = self.config.max_position_embeddings = stored.get(POSITIONS)
-            valid = longest is None or (is_index(longest, MAX_SIZE) and longest > 0)
-            expect(valid, POSITIONS, longest, "a size or null")
-        try:
-            self.engine = ctranslate2.Translator(str(folder), device="cpu", intra_threads=1, inter_threads=1)
-        except (RuntimeError, ValueError) as error:
-            raise UnsupportedModelError(
-                f"{folder} is no translation model of CTranslate2 ({first_line(error)}), and `evaluate` runs no other "
-                "models of this engine"
-            ) from error
+        self.begins = self.stored.get("decoder_start_token", "") is not None
         self.tokenizer, self.numbers = tokenizer, tokenizer.get_vocab()
-
-    @property
-    def device(self) -> torch.device:
-        """The processor."""
-        return torch.device("cpu")
 
     @classmethod
     def can_generate(cls) -> bool:
@@ -127,17 +101,3 @@ def checked(config: GenerationConfig, tokenizer: Any) -> GenerationConfig:
         value = getattr(config, name)
         expect(value is None or is_index(value, len(tokenizer)), name, value, "a token of the vocabulary")
     return config
-
-
-def is_converted(folder: Path) -> bool:
-    """Return True for a folder with a model for CTranslate2."""
-    return (folder / WEIGHTS).is_file() and "model_type" not in config_in(folder)
-
-
-def config_in(folder: Path) -> Mapping[str, Any]:
-    """Return the config in a folder; an empty one if it is none."""
-    try:
-        found = parse_json(read_text(folder / CONFIG))
-    except (DataError, OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -10,7 +10,7 @@ from transformers import BertConfig, BertModel
 
 from collab_heads import analyze_heads, compress, distill, plan, prune_heads
 from collab_heads.base import estimates
-from collab_heads.base.estimates import Estimate, in_words, say, work
+from collab_heads.base.estimates import Estimate, in_words, is_of, say, work
 from collab_heads.base.progress import showing_bars
 from collab_heads.errors import CalibrationError
 from collab_heads.running.speed import measure_speed
@@ -111,6 +111,16 @@ def test_the_parts_of_a_work_add_up_and_are_said_once(capsys):
     assert [in_words(each) for each in (38, 89, 100, 5300, 9000)] == [
         "40 seconds", "90 seconds", "2 minutes", "88 minutes", "2.5 hours",
     ]  # fmt: skip
+
+
+def test_a_work_is_known_by_its_name_and_those_of_its_open_parts():
+    with work("shrink"):
+        assert is_of("shrink") and not is_of("compress")
+        with pytest.raises(CalibrationError), work("compress"):
+            assert is_of("shrink") and is_of("compress")
+            raise CalibrationError("of the work")
+        assert not is_of("compress")
+    assert not is_of("shrink")
 
 
 def test_an_error_is_left_to_the_work(capsys, monkeypatch):

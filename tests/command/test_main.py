@@ -310,6 +310,10 @@ def test_bash_completes_commands_and_flags(capsys):
     assert completed(script, "collab-heads", "compress", "--bud") == ["--budget"]
     assert completed(script, "collab-heads", "inspect", "--bud") == []
     assert completed(script, "collab-heads", "compress", "bert", "fi") == []  # which leaves it to the files
+    assert completed(script, "collab-heads", "export", "small", "--to", "o") == ["onnx", "openvino"]
+    assert completed(script, "collab-heads", "shrink", "small", "--to", "onnx", "transformers.") == ["transformers.js"]
+    assert completed(script, "collab-heads", "evaluate", "a", "b", "--task", "sim") == ["similarity"]
+    assert completed(script, "collab-heads", "evaluate", "a", "b", "--data", "sim") == []
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -29,7 +29,7 @@ def texts(tmp_path):
     return tmp_path / "text.txt"
 
 
-@pytest.mark.parametrize("to", (None, *slow("onnx", "openvino")))
+@pytest.mark.parametrize("to", (None, *slow("onnx", "openvino", "ctranslate2")))
 def test_each_line_is_a_row(to, encoder, texts, tmp_path, capsys):
     model = encoder
     if to is not None:

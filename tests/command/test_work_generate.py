@@ -21,7 +21,7 @@ def lines(marian, tmp_path):
     return [read[0], "", *read[1:]], tmp_path / "text.txt"
 
 
-@pytest.mark.parametrize("to", (None, *slow("onnx")))
+@pytest.mark.parametrize("to", (None, *slow("onnx", "ctranslate2")))
 def test_translations(marian, lines, tmp_path, capsys, to):
     source, (texts, file) = marian, lines
     if to is not None:

@@ -3,7 +3,8 @@
 import io
 import json
 import os
-from contextlib import redirect_stdout
+from argparse import Namespace
+from contextlib import redirect_stderr, redirect_stdout
 
 import commands
 import gguf_models
@@ -16,7 +17,13 @@ from transformers import AutoTokenizer, BertConfig, BertModel
 
 import tiny
 from collab_heads import load_exported
+from collab_heads.base import estimates
+from collab_heads.base.estimates import Estimate
+from collab_heads.base.progress import showing_bars
 from collab_heads.command import shrink
+from collab_heads.command.inputs import Loaded
+from collab_heads.command.shrink_estimate import steps_after
+from collab_heads.command.work import examples
 from collab_heads.errors import ArgumentError, DataError, OutputError, UnsupportedModelError
 from collab_heads.files.folders import damage
 
@@ -55,15 +62,17 @@ def run(model, *argv):
 
 @pytest.fixture(scope="module")
 def whole(bert, texts, scoring, tmp_path_factory):
-    """The folder of a run that nothing interrupted, its report, and what it printed."""
-    out, said = tmp_path_factory.mktemp("runs") / "whole", io.StringIO()
-    with redirect_stdout(said):
+    """The folder of a run that nothing interrupted, its report, what it printed, and its lines on time and memory."""
+    out, said, lines = tmp_path_factory.mktemp("runs") / "whole", io.StringIO(), io.StringIO()
+    with redirect_stdout(said), redirect_stderr(lines), showing_bars(True), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(estimates, "LEAST", 0.0)
+        patch.setattr(shrink, "steps_after", lambda *given: [*steps_after(*given), lambda *_: Estimate(18_000, 0, 1)])
         report = run(bert, "--data", texts, *QUICK, *scoring, "--output_dir", out)
-    return out, report, said.getvalue()
+    return out, report, said.getvalue(), [line for line in lines.getvalue().splitlines() if ": about" in line]
 
 
 def test_the_result_is_a_checkpoint_with_its_scores_and_its_recipe(bert, whole):
-    out, report, said = whole
+    out, report, said, _ = whole
     assert [step.name for step in report.steps] == ["trimmed", "compressed", "distilled"]
     assert [each.name for each in report.scores.models] == ["original", "trimmed", "compressed", "distilled"]
     assert all(step.seconds > 0 for step in report.steps) and str(report) in said and f"result: {out}" in said
@@ -79,6 +88,31 @@ def test_the_result_is_a_checkpoint_with_its_scores_and_its_recipe(bert, whole):
     assert record["scores"]["models"][3]["scores"]["Spearman"] == report.scores.models[3].scores["Spearman"]
     assert {"trim.json", "compression.json", "distillation.json"} <= {each.name for each in out.iterdir()}
     assert damage(out) is None and [each.name for each in out.parent.iterdir()] == ["whole"]
+
+
+def test_a_line_says_how_long_all_steps_take_and_one_how_long_the_distillation(whole):
+    compression, distillation = whole[3]
+    assert compression.startswith("shrink: about 5.0 hours on ") and "GB of memory" in compression
+    assert distillation.startswith("distill: about ")
+
+
+def test_the_estimate_of_all_counts_every_export_and_every_score(bert, scoring):
+    args = Namespace(
+        to=["onnx", "gguf"], distill_steps=2, trim=True, budget=0.5, evaluate=scoring[1], task="similarity"
+    )
+    args.batch_size, args.max_length, args.source_prefix = 8, 16, ""
+    task, loaded = examples(args), Loaded(BertModel.from_pretrained(bert), AutoTokenizer.from_pretrained(bert), None)
+    later = steps_after(args, task, ["onnx"], "onnx")
+    names = ["exports_after", "distillation_after", "evaluation_after"]
+    assert [each.func.__name__ for each in later] == names
+    exports, _, scores = later
+    sites = loaded.model.config.num_hidden_layers
+    assert exports(loaded, ()).seconds == pytest.approx(sites * (2 * 1.3 + 0.1))  # with the original in int8
+    # trimmed, the original in int8, compressed, distilled, and what was exported
+    assert scores.args[1] == pytest.approx([1.0, 0.65, 0.6, 0.6, 0.39])
+    assert scores(loaded, ()).seconds > 0
+    args.distill_steps, args.trim = 0, False
+    assert [each.func.__name__ for each in steps_after(args, None, [], None)] == names[:1]
 
 
 def dies(*args, **options):
@@ -112,10 +146,15 @@ def test_a_recipe_repeats_a_model_also_in_a_run_that_was_killed(whole, tmp_path,
     assert [each.scores for each in report.scores.models] == [each.scores for each in whole[1].scores.models]
 
 
-def copied(args, source, measurements, place):
+def copied(args, source, measurements, later, place):
     """Stand in for the step that compresses."""
     BertModel.from_pretrained(source).save_pretrained(place)
     AutoTokenizer.from_pretrained(source).save_pretrained(place)
+
+
+def stored(args, source, target, int8, place):
+    """Stand in for the step that exports."""
+    copied(args, source, None, (), place)
 
 
 def test_a_step_that_was_killed_while_it_was_noted_is_done_again(bert, texts, tmp_path, monkeypatch):
@@ -200,11 +239,11 @@ def test_flags_that_do_not_fit_are_refused_before_the_work(bert, texts, tmp_path
 
 def test_a_target_gets_the_shape_that_it_needs(bert, texts, tmp_path, monkeypatch):
     def exported(args, source, target, int8, place):
-        copied(args, source, None, place)
+        copied(args, source, None, (), place)
 
-    def run_compress(args):
+    def run_compress(args, *more):
         assert args.shape == "ctranslate2" and args.evaluate is None
-        copied(args, args.model, None, args.output_dir)
+        copied(args, args.model, None, (), args.output_dir)
 
     monkeypatch.setattr(shrink, "run_compress", run_compress)
     monkeypatch.setattr(shrink, "exported", exported)
@@ -216,10 +255,10 @@ def test_a_target_gets_the_shape_that_it_needs(bert, texts, tmp_path, monkeypatc
 def test_targets_without_a_score_are_named_before_the_work_and_in_the_table(
     bert, texts, scoring, tmp_path, monkeypatch, capsys
 ):
-    said = "without a score: ctranslate2 (collab-heads evaluate does not run them on similarity)"
-    flags = bert, "--data", texts, "--to", "ctranslate2", "--output_dir", tmp_path / "a"
-    monkeypatch.setitem(shrink.TARGETS, "ctranslate2", shrink.TARGETS["transformers"])  # needs no package
-    monkeypatch.setattr(shrink, "exported", lambda args, source, target, int8, place: copied(args, source, None, place))
+    said = "without a score: transformers.js (collab-heads evaluate does not run them on similarity)"
+    flags = bert, "--data", texts, "--to", "transformers.js", "--output_dir", tmp_path / "a"
+    monkeypatch.setitem(shrink.TARGETS, "transformers.js", shrink.TARGETS["transformers"])  # needs no package
+    monkeypatch.setattr(shrink, "exported", stored)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(shrink, "compressed", dies)
         run(*flags, *scoring)
@@ -227,7 +266,7 @@ def test_targets_without_a_score_are_named_before_the_work_and_in_the_table(
     monkeypatch.setattr(shrink, "compressed", copied)
     report = run(*flags, *scoring)
     assert [each.name for each in report.scores.models] == ["original", "compressed"]
-    assert report.not_scored == ("ctranslate2",) and str(report).splitlines()[-1] == said
+    assert report.not_scored == ("transformers.js",) and str(report).splitlines()[-1] == said
     capsys.readouterr()
     run(*flags[:-1], tmp_path / "b")
     assert "without a score" not in capsys.readouterr().out
@@ -248,12 +287,12 @@ def test_a_file_for_llama_cpp_is_scored(texts, tmp_path):
 
 
 def test_a_stock_checkpoint_is_scored_and_a_converted_translator(bert, texts, scoring, tmp_path, monkeypatch):
-    monkeypatch.setattr(shrink, "exported", lambda args, source, target, int8, place: copied(args, source, None, place))
+    monkeypatch.setattr(shrink, "exported", stored)
     monkeypatch.setattr(shrink, "compressed", copied)
     report = run(bert, "--data", texts, "--to", "transformers", *scoring, "--output_dir", tmp_path / "a")
     assert [each.name for each in report.scores.models] == ["original", "compressed", "transformers"]
     assert report.not_scored == () and "without a score" not in str(report)
-    assert shrink.RUNS["ctranslate2"] == ("translation",)
+    assert set(shrink.RUNS["ctranslate2"]) == {"translation", "similarity", "retrieval"}
 
 
 def test_examples_that_cannot_be_scored_are_refused_before_the_work(bert, texts, tmp_path):

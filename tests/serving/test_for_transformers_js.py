@@ -1,9 +1,12 @@
 """The target transformers.js: names and layout; test_in_node.py runs such a folder there."""
 
+import re
+
+import numpy as np
 import pytest
 import torch
 
-from collab_heads import export, prune_heads
+from collab_heads import export, get_adapter, prune_heads
 from collab_heads.errors import UnsupportedModelError
 from collab_heads.serving import for_transformers_js
 from families import FAMILIES
@@ -59,9 +62,38 @@ def test_a_graph_that_no_file_holds_is_refused(decoder, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_encoder_decoder_is_refused_before_the_work(tmp_path):
-    with pytest.raises(UnsupportedModelError, match=r"transformers\.js: .* is an encoder-decoder"):
-        export(FAMILIES["marian"].build().eval(), tmp_path / "served", "transformers.js")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ("marian", "t5"))
+def test_a_decoder_makes_the_keys_of_its_source(name, tmp_path):
+    """One token after the other, with what the library passes on, as PyTorch's greedy search."""
+    model = FAMILIES[name].build().eval()
+    heads = model.config.num_attention_heads
+    prune_heads(model, heads={"dec-enc": [[0], *[[]] * (len(get_adapter(model).sites(model)) // 3 - 1)]})
+    export(model, tmp_path / "served", "transformers.js")
+    files = {each.name for each in (tmp_path / "served/onnx").iterdir()}
+    assert files == {"encoder_model.onnx", "decoder_model_merged.onnx"} and heads > 1
+    assert "AutoModelForSeq2SeqLM" in (tmp_path / "served/README.md").read_text()
+    encoder, decoder = (onnxruntime.InferenceSession(tmp_path / "served/onnx" / file) for file in sorted(files)[::-1])
+    ids = torch.tensor([[5, 6, 7, 8, 9], [5, 6, 7, 1, 1]])
+    source = {"input_ids": ids.numpy(), "attention_mask": (ids != 1).long().numpy()}
+    (states,) = encoder.run(None, source)
+    shapes = {each.name: each.shape for each in decoder.get_inputs()}
+    caches = [each for each in shapes if each.startswith("past_key_values")]
+    assert shapes.keys() - caches == {"input_ids", "encoder_attention_mask", "encoder_hidden_states"}
+    assert all(re.fullmatch(r"past_key_values\.\d\.decoder\.(key|value)", each) for each in caches)
+    past = {each: np.zeros([2, shapes[each][1], 0, shapes[each][3]], dtype=np.float32) for each in caches}
+    outputs = [each.name for each in decoder.get_outputs()]
+    tokens, read = torch.tensor([[model.config.decoder_start_token_id]] * 2), []
+    for token in (tokens, torch.tensor([[4], [7]]), torch.tensor([[9], [3]])):
+        read.append(token)
+        given = {"input_ids": token.numpy(), "encoder_attention_mask": source["attention_mask"]}
+        found = decoder.run(None, given | {"encoder_hidden_states": states} | past)
+        found = dict(zip(outputs, found, strict=True))
+        past = {name.replace("present", "past_key_values"): each for name, each in found.items() if "present" in name}
+        with torch.no_grad():
+            inputs = {each: torch.tensor(value) for each, value in source.items()}
+            expected = model(**inputs, decoder_input_ids=torch.cat(read, 1)).logits[:, -1:]
+        torch.testing.assert_close(torch.tensor(found["logits"]), expected, rtol=0, atol=ENGINE_NOISE)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +102,8 @@ def test_an_encoder_decoder_is_refused_before_the_work(tmp_path):
         ("input.past_key_values.layers.11.keys", "past_key_values.11.key"),
         ("output.cache.layers.0.values", "present.0.value"),
         ("input_ids", "input_ids"),
-        ("input.past_key_values.self_attention_cache.layers.0.keys", None),
+        ("input.past_key_values.self_attention_cache.layers.0.keys", "past_key_values.0.decoder.key"),
+        ("input.past_key_values.cross_attention_cache.layers.0.keys", None),
     ),
 )
 def test_names(name, expected):

@@ -15,7 +15,14 @@ import pytest
 import torch
 from later import Later
 from tokenizers_made import fast
-from transformers import AutoModel, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    BartConfig,
+    BartForConditionalGeneration,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
 
 from collab_heads import compress, export, load_exported, prune_heads
 from collab_heads.demo import model_folder, sentences
@@ -80,12 +87,33 @@ def test_a_decoder_of_uneven_layers_writes_as_here(tmp_path):
         assert written == tokenizer.decode(whole[0], skip_special_tokens=True)
 
 
-def test_the_embeddings_of_an_encoder_in_its_own_layout(tmp_path):
-    model, tokenizer = AutoModel.from_pretrained(model_folder()).eval(), AutoTokenizer.from_pretrained(model_folder())
+def test_a_translation_model_of_uneven_layers_writes_as_here(tmp_path):
+    torch.manual_seed(0)
+    tokenizer = fast("byte-level BPE")
+    sizes = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    sizes |= {"d_model": 32, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "vocab_size": len(tokenizer)}
+    model = BartForConditionalGeneration(BartConfig(**sizes, forced_eos_token_id=None, decoder_start_token_id=2)).eval()
+    prune_heads(model, heads={"dec-enc": [[0, 1], []], "dec-self": [[], [3]]})
     export(model, tmp_path / "served", "transformers.js", tokenizer=tokenizer)
+    code = code_of(tmp_path / "served").replace('tokenizer("A sentence.")', "tokenizer(each)")
+    found = in_node(code, NAME, tmp_path / "served", "tokens.tolist()[0].map(Number)")
+    options = {"max_new_tokens": 64, "num_beams": 1, "do_sample": False}
+    for text, written in zip(TEXTS, found, strict=True):
+        assert written == model.generate(**tokenizer(text, return_tensors="pt"), **options)[0].tolist()
+
+
+@pytest.mark.parametrize("int8", (False, True))
+def test_the_embeddings_of_an_encoder_in_its_own_layout(int8, tmp_path):
+    model, tokenizer = AutoModel.from_pretrained(model_folder()).eval(), AutoTokenizer.from_pretrained(model_folder())
+    export(model, tmp_path / "served", "transformers.js", tokenizer=tokenizer, int8=int8)
     assert not (tmp_path / "served/modules.json").exists()
-    expected = sentence_transformers.SentenceTransformer(str(model_folder()), device="cpu").encode(TEXTS)
+    assert [each.name for each in (tmp_path / "served/onnx").iterdir()] == [f"model{'_quantized' * int8}.onnx"]
     found = in_node(code_of(tmp_path / "served"), NAME, tmp_path / "served")
+    if int8:
+        export(model, tmp_path / "here", tokenizer=tokenizer, int8=True)
+        expected = np.concatenate([load_exported(tmp_path / "here").encode([text]) for text in TEXTS])
+    else:
+        expected = sentence_transformers.SentenceTransformer(str(model_folder()), device="cpu").encode(TEXTS)
     np.testing.assert_allclose(found, expected, rtol=0, atol=ENGINE_NOISE)
 
 

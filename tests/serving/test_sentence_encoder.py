@@ -95,7 +95,7 @@ def test_poolings_are_those_of_sentence_transformers(mode, left):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)  # sums of another order
 
 
-@pytest.mark.parametrize("to", ("onnx", *slow("openvino")))
+@pytest.mark.parametrize("to", ("onnx", "ctranslate2", *slow("openvino")))
 def test_encode_is_that_of_sentence_transformers(to, encoder, in_onnx, tmp_path):
     folder = in_onnx
     if to != "onnx":
@@ -105,6 +105,8 @@ def test_encode_is_that_of_sentence_transformers(to, encoder, in_onnx, tmp_path)
         found = served.encode(TEXTS, batch_size)
         assert found.dtype == np.float32 and found.shape == (len(TEXTS), 40)
         np.testing.assert_allclose(found, expected, rtol=0, atol=EMBEDDING_NOISE)
+    if to == "ctranslate2":  # whose folder has the modules beside the model
+        np.testing.assert_array_equal(embedder(folder, trust_remote_code=True).encode(TEXTS, batch_size=2), found)
     assert served.reader(TEXTS)["input_ids"].shape == (len(TEXTS), LONGEST)  # cut
     assert served.encode([]).shape == (0, 40)
     batch = served.reader(TEXTS)
@@ -114,10 +116,14 @@ def test_encode_is_that_of_sentence_transformers(to, encoder, in_onnx, tmp_path)
     torch.testing.assert_close(served(**batch).last_hidden_state[mask], states[mask], rtol=0, atol=1e-4)
 
 
-def test_evaluate_scores_the_embeddings_of_the_encoder(encoder, in_onnx, tmp_path):
+@pytest.mark.parametrize("to", ("onnx", "ctranslate2"))
+def test_evaluate_scores_the_embeddings_of_the_encoder(to, encoder, in_onnx, tmp_path):
+    folder = in_onnx
+    if to != "onnx":
+        exported(encoder, folder := tmp_path / to, to)
     texts = [f"w{5 + number} w{9 + number % 3}" for number in range(12)]
     rows = [{"sentence1": a, "sentence2": b, "score": n % 4} for n, (a, b) in enumerate(itertools.pairwise(texts))]
-    original, served = evaluate(str(encoder), in_onnx, task="similarity", data=rows).models
+    original, served = evaluate(str(encoder), folder, task="similarity", data=rows).models
     vectors = embedder(encoder).encode(texts)  # of length 1
     expected = spearmanr((vectors[:-1] * vectors[1:]).sum(-1), [row["score"] for row in rows]).statistic
     assert original.scores["Spearman"] == pytest.approx(100 * expected, abs=1e-3)

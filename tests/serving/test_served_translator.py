@@ -9,11 +9,14 @@ import torch
 import translation_models
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BertConfig, BertModel
 
-from collab_heads import evaluate, export
+from collab_heads import evaluate, export, load_exported
 from collab_heads.errors import DataError, ModelStateError, UnsupportedModelError
-from collab_heads.serving.served_translator import ServedTranslator, is_converted
+from collab_heads.saving.source_files import files_in
+from collab_heads.serving.converted import is_converted
+from collab_heads.serving.served_translator import ServedTranslator
 
 pytest.importorskip("ctranslate2")
+ENGINE_NOISE = 1e-5  # of states in another engine, float32; seen: 4e-7
 
 
 @pytest.fixture(scope="module")
@@ -91,3 +94,41 @@ def test_a_folder_is_checked_before_the_engine_reads_it(original, served, tmp_pa
     assert "add_source_bos" not in json.loads((tmp_path / "encoder/config.json").read_text())
     with pytest.raises(UnsupportedModelError, match="encoder is no translation model of CTranslate2"):
         ServedTranslator(tmp_path / "encoder", tokenizer)
+
+
+@pytest.mark.slow
+def test_load_exported_takes_the_tokenizer_of_the_folder(original, served, tmp_path):
+    tokenizer, translator = AutoTokenizer.from_pretrained(original), load_exported(served, threads=2)
+    batch, config = tokenizer(["w1 w2 w3"], return_tensors="pt"), copy.deepcopy(translator.generation_config)
+    config.max_length = 16
+    expected = ServedTranslator(served, tokenizer).generate(config, **batch)
+    torch.testing.assert_close(translator.generate(config, **batch), expected)
+    with pytest.raises(ModelStateError, match="puts out no sentence_embedding"):
+        translator.encode(["w1"])
+    bare = shutil.copytree(served, tmp_path / "bare")
+    for file in files_in(bare):
+        file.unlink()
+    with pytest.raises(ModelStateError, match="has no tokenizer: export with tokenizer="):
+        load_exported(bare, check=False)
+
+
+def test_an_encoder_is_checked_and_a_decoder_refused(tmp_path):
+    sizes = {"vocab_size": 40, "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1}
+    export(model := BertModel(BertConfig(**sizes)).eval(), folder := tmp_path / "encoder", "ctranslate2")
+    encoder, ids = load_exported(folder), torch.tensor([[5, 6, 7, 8], [9, 1, 0, 0], [0, 0, 0, 0]])
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]])
+    types = torch.tensor([[0, 0, 1, 1], [0, 1, 0, 0], [0, 0, 0, 0]])
+    states = encoder(ids, mask, types).last_hidden_state
+    with torch.no_grad():
+        expected = model(ids[:2], mask[:2], types[:2]).last_hidden_state
+    torch.testing.assert_close(states[mask == 1], expected[mask[:2] == 1], rtol=0, atol=ENGINE_NOISE)
+    assert not states[mask == 0].any() and states.shape == (3, 4, 32) and encoder(ids[2:], mask[2:]).keys()
+    with pytest.raises(ModelStateError, match="puts out no sentence_embedding"):
+        encoder.encode(["w1"])
+    with pytest.raises(ModelStateError, match=r"CTranslate2 fails on these texts: .*: cut them"):
+        encoder(torch.full((1, 600), 5))
+    (folder / "model.bin").write_bytes((folder / "model.bin").read_bytes()[:-1])
+    with pytest.raises(DataError, match=r"model\.bin"):
+        load_exported(folder)
+    with pytest.raises(UnsupportedModelError, match=r"is no encoder of CTranslate2 .*: load it with ctr"):
+        load_exported(folder, check=False)
