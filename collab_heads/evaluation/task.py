@@ -20,9 +20,10 @@ from collab_heads.serving.comparison import ROUNDS, naming_outputs
 from collab_heads.serving.sentence_encoder import embedding_texts, is_sentence_encoder, sentence_encoder
 from collab_heads.serving.served_gguf import ServedGguf
 from collab_heads.serving.served_model import ServedModel
+from collab_heads.serving.served_program import ServedProgram
 from collab_heads.serving.served_translator import ServedTranslator
 
-IN_ENGINES = ServedModel, ServedTranslator, ServedGguf
+IN_ENGINES = ServedModel, ServedTranslator, ServedGguf, ServedProgram
 
 
 class Limits(NamedTuple):

@@ -9,10 +9,11 @@ from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_count
 from collab_heads.base.extras import MissingPackageError, is_installed
 from collab_heads.files.folders import gguf_at
-from collab_heads.serving.exported_folder import CONFIG, naming, read_exported
+from collab_heads.serving.exported_folder import CONFIG, GENERATION, naming, read_exported
 from collab_heads.serving.graph_engines import ENGINES
 from collab_heads.serving.served_gguf import ServedGguf
 from collab_heads.serving.served_model import ServedModel
+from collab_heads.serving.served_program import ServedProgram, holds_cache
 
 
 def check_exporters(what: str) -> None:
@@ -31,8 +32,11 @@ def check_exporters(what: str) -> None:
         )
 
 
+Served = ServedModel | ServedGguf | ServedProgram
+
+
 @checking_arguments
-def load_exported(folder: str | Path, *, threads: int | None = None, check: bool = True) -> ServedModel | ServedGguf:
+def load_exported(folder: str | Path, *, threads: int | None = None, check: bool = True) -> Served:
     """Load what `export` wrote for ONNX Runtime, OpenVINO, ExecuTorch or llama.cpp.
 
     Whoever wrote the folder, nothing in it is run but the graphs, by their engine. What contradicts itself is refused.
@@ -59,5 +63,8 @@ def load_exported(folder: str | Path, *, threads: int | None = None, check: bool
     exported, engine, caches, texts, width, limits = read_exported(folder, check)
     with naming(folder):
         exported.to("cpu", **ENGINES[engine].options(threads))
+    if holds_cache(exported):
+        with naming(folder / GENERATION):
+            return ServedProgram(exported, folder, limits["input_ids"][1])
     with naming(folder / CONFIG):
         return ServedModel(exported, caches, folder, texts, width, limits)
