@@ -5,13 +5,14 @@ import json
 import pytest
 import torch
 from compressing import batches_of
+from opening import layers_of
 from served_outputs import assert_same_outputs, text_batch
 from torch.utils import _pytree as pytree
 from transformers import AutoModel, AutoTokenizer
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 import tiny
-from collab_heads import compress, export, load_exported
+from collab_heads import compress, export, load_exported, prune_heads, prune_neurons
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.fitting.weight_grid import nearest_on_grid
 from collab_heads.layers.weight_grid import WEIGHT_BITS, GridWeights
@@ -111,6 +112,18 @@ def test_models_run_there(name, bits, tmp_path):
         assert_same_outputs(model, served, text_batch(rows, 17))
     with pytest.raises(ArgumentError, match=r"the graph takes rows of \[\d+\] at most; cut the texts"):
         served(**text_batch(1, 500))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("executorch")
+@pytest.mark.parametrize("heads, keep", [([0, 1], None), ([], 0), ([0, 1, 2, 3], None), ([0, 1, 2, 3], 0)])
+def test_heads_neurons_attention_and_a_block_gone(heads, keep, tmp_path):
+    model = FAMILIES["bert"].build().eval()
+    layers = layers_of(model)
+    prune_heads(model, heads={layers.attention[0].path: heads})
+    if keep is not None:
+        prune_neurons(model, batches_of(FAMILIES["bert"], 4), keep={layers.feed_forwards[0].path: keep})
+    assert export(model, tmp_path / "served", "executorch").difference < 1e-5
 
 
 @pytest.mark.slow

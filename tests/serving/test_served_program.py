@@ -8,11 +8,13 @@ import torch
 from changed_heads import change_heads
 from compressing import batches_of
 from model_sizes import FP32_NOISE, VOCABULARY
+from opening import layers_of
 from tokenizers_made import TEXTS, fast
 
 import collab_heads
-from collab_heads import ServedProgram, compress, evaluate, export, load_exported, prune_heads
+from collab_heads import ServedProgram, compress, evaluate, export, load_exported, prune_heads, prune_neurons
 from collab_heads.errors import ArgumentError, DataError, ModelStateError, UnsupportedModelError
+from collab_heads.saving.card import NAME
 from collab_heads.serving import for_graphs, served_program
 from collab_heads.serving.fixed_cache import FixedCacheDecoder, first_position, room_of
 from collab_heads.serving.reads_texts import known
@@ -47,6 +49,7 @@ CHANGES = {
     "fewer neurons": parts(["neurons"], 0.8),
     "fewer heads": lambda model: prune_heads(model, heads={"dec-self": [[0, 1], [3]]}),
     "no attention": lambda model: prune_heads(model, heads={"dec-self": [[0, 1, 2, 3]] * 2}),
+    "first block gone": lambda model: block_gone(model, 0),
     "shared": lambda model: collab_heads.swap_to_collaborative(model, dim_shared_query_key=16),
     "gated, mixed": lambda model: change_heads(model, "both"),
 }
@@ -54,6 +57,12 @@ CASES = [(name, "compressed") for name in DECODERS if name not in ("bert-decoder
 CASES += [(name, "stock") for name in ("bert-decoder", "roberta-decoder")]
 CASES += [("llama", change) for change in CHANGES if change not in ("shared", "compressed")]
 CASES += [("gpt2", change) for change in ("shared", "no attention")]
+
+
+def block_gone(model, layer):
+    layers = layers_of(model)
+    prune_heads(model, heads={layers.attention[layer].path: [0, 1, 2, 3]})
+    prune_neurons(model, batches_of(FAMILIES["llama"], 4), keep={layers.feed_forwards[layer].path: 0})
 
 
 def tokens(rows=1, count=COUNT):
@@ -96,7 +105,7 @@ def in_torch(monkeypatch):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("name", "change"), [("llama", "stock"), ("opt", "stock"), ("llama", "fewer heads")])
+@pytest.mark.parametrize(("name", "change"), [("llama", "stock"), ("opt", "stock"), ("llama", "first block gone")])
 def test_a_text_read_in_parts_has_the_logits_of_the_whole(name, change):
     """Places that are read again are written again."""
     model, text = decoder(name), tokens()
@@ -188,7 +197,7 @@ def test_decoders_run_there(name, change, tmp_path):
     model = decoder(name)
     CHANGES[change](model)
     report = export(model, tmp_path / "served", "executorch")
-    assert report.difference < 1e-4 and report.margin <= 1e-4  # seen: 4e-5, in Gemma 3
+    assert report.difference < 5e-4 and report.margin <= 5e-4  # seen: 1e-4 in Gemma 3, else 1e-6
     assert ("weights on grids" in str(report)) == (change == "on grids")
     assert all(each.requires_grad for each in model.parameters() if each.is_floating_point())
     assert model.generation_config.cache_config == {"max_cache_len": ROOM}
@@ -210,6 +219,11 @@ def test_a_program_is_scored_beside_its_original(tmp_path):
     report = evaluate(model, tmp_path / "served", task="perplexity", data=data, tokenizer=tokenizer)
     first, other = (each.scores["perplexity"] for each in report.models)
     assert other == pytest.approx(first, rel=1e-4)
+    card, names = (tmp_path / "served/README.md").read_text(), {}
+    code = card.partition("### ExecuTorch")[2].partition("```python\n")[2].partition("```")[0]
+    exec(code.replace(NAME, str(tmp_path / "served")), names)
+    given = tokenizer("Once", return_tensors="pt")
+    assert names["text"] == model.generate(**given, do_sample=False, min_new_tokens=16, max_new_tokens=16)[0].tolist()
 
 
 @pytest.mark.slow
