@@ -105,7 +105,10 @@ def in_torch(monkeypatch):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("name", "change"), [("llama", "stock"), ("opt", "stock"), ("llama", "first block gone")])
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [("llama", "stock"), ("opt", "stock"), ("roberta-decoder", "stock"), ("llama", "first block gone")],
+)
 def test_a_text_read_in_parts_has_the_logits_of_the_whole(name, change):
     """Places that are read again are written again."""
     model, text = decoder(name), tokens()
@@ -119,7 +122,7 @@ def test_a_text_read_in_parts_has_the_logits_of_the_whole(name, change):
 @torch.no_grad()
 def test_it_is_called_and_generates_as_the_original(in_torch):
     """Rows of other lengths, greedily and with beams; what a program has read is not read again."""
-    model, batch = decoder("llama"), rows_of_two(12)
+    model, batch = decoder("gpt2"), rows_of_two(12)
     served, made = in_torch(model)
     counts = batch["attention_mask"].bool()
     expected = model(**batch, position_ids=(counts.cumsum(-1) - 1).clamp(min=0)).logits
@@ -133,6 +136,15 @@ def test_it_is_called_and_generates_as_the_original(in_torch):
     served.generate(input_ids=tokens(1, 12) + 1, do_sample=False, min_new_tokens=5, max_new_tokens=5)
     assert sum(each.read for each in made) == before + 12 + 4
     assert len(made) == 6  # two texts with three beams
+
+
+@torch.no_grad()
+def test_what_was_read_is_remembered_as_it_was(in_torch):
+    model = decoder("gpt2")
+    served, _ = in_torch(model)
+    for text in ([5, 6, 7], [5, 6, 7, 5, 6, 7, 8], [5, 6, 9], [5, 6]):
+        found, expected = served(torch.tensor([text]), logits_to_keep=1).logits, model(torch.tensor([text])).logits
+        torch.testing.assert_close(found[0, 0], expected[0, -1], rtol=0, atol=FP32_NOISE * float(expected.abs().max()))
 
 
 def test_texts_that_it_does_not_read_are_refused(in_torch, monkeypatch):
