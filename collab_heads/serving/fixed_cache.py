@@ -41,8 +41,7 @@ class FixedCacheDecoder(nn.Module):
         for number, layer in enumerate(cast(Any, self.cache).layers):
             self.register_buffer(f"keys_{number}", layer.keys, persistent=False)
             self.register_buffer(f"values_{number}", layer.values, persistent=False)
-        takes = inspect.signature(model.forward).parameters
-        self.first = first_position(model) if "position_ids" in takes else None
+        self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
 
     def forward(self, input_ids: Tensor, cache_position: Tensor) -> dict[str, Tensor]:
         """Return the `logits`, [1, T, V].
@@ -56,8 +55,8 @@ class FixedCacheDecoder(nn.Module):
             layer.cumulative_length = cache_position[0].clone()
         given: dict[str, Any] = {CACHE: self.cache, "use_cache": True}
         given["attention_mask"] = (torch.arange(self.room) <= cache_position[-1])[None].long()
-        if self.first is not None:
-            given["position_ids"] = cache_position[None] + self.first
+        if self.takes_positions:
+            given["position_ids"] = cache_position[None]
         return {"logits": self.model(input_ids=input_ids, **given).logits}
 
     def example(self) -> dict[str, Tensor]:
@@ -75,11 +74,6 @@ class FixedCacheDecoder(nn.Module):
     def portion(self) -> int:
         """Return how many tokens are read at a time, at most."""
         return min(PORTION, self.room)
-
-
-def first_position(model: PreTrainedModel) -> int:
-    """Return the number of the first position; some models count from their padding index on."""
-    return (getattr(model.config, "max_position_embeddings", None) or 0) - (longest_text(model) or 0)
 
 
 def room_of(model: PreTrainedModel) -> int:

@@ -84,6 +84,10 @@ def check_decoder(model: Any) -> None:
         reason = "has an encoder, too, and only decoders have a cache of one size here"
     elif model.main_input_name != "input_ids":
         reason = f"generates from {model.main_input_name}, and only texts are read here"
+    elif (longest_text(model) or 0) < (getattr(model.config, "max_position_embeddings", None) or 0):
+        reason = (
+            "counts positions from its padding index on, and transformers' generate from 0: a program knows one way"
+        )
     if reason is not None:
         raise UnsupportedModelError(f"executorch: {type(model).__name__} {reason}: choose onnx or openvino")
     room, longest = room_of(model), longest_text(model) or MAX_SIZE

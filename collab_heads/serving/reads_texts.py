@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
+from transformers.utils import ModelOutput
 
 from collab_heads.errors import ArgumentError
 from collab_heads.serving.ctranslate2_engines import ids, rows_of
@@ -53,26 +54,28 @@ class ReadsTexts(EmbedsTexts, PreTrainedModel, GenerationMixin):
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
         logits_to_keep: int = 0,
         use_cache: bool = False,
         return_dict: bool = True,
-    ) -> CausalLMOutput:
+    ) -> ModelOutput:
         """Return the `logits`, [B, T, V]; padding gets zeros.
 
         Args:
             input_ids: [B, T].
             attention_mask: [B, T], 1 for tokens that count; None for all.
+            token_type_ids: [B, T]; the engine takes every token for one of type 0.
             logits_to_keep: 1 for the logits after each text alone, [B, 1, V]; the engine then remembers the texts, and
                 reads only what is new in the next call.
             use_cache: is not used; `generate` passes it.
             return_dict: the same.
 
         Raises:
-            ArgumentError: if a token is none of the vocabulary, or a text is empty or too long, or there are too many
-                to be remembered.
+            ArgumentError: if a token is none of the vocabulary, or of another type, or a text is empty or too long, or
+                there are too many to be remembered.
             ModelStateError: if the engine fails.
         """
-        mask, texts = self.texts_in(input_ids, attention_mask)
+        mask, texts = self.texts_in(input_ids, attention_mask, token_type_ids)
         if logits_to_keep == 1:
             return CausalLMOutput(logits=self.after(texts)[:, None])
         return CausalLMOutput(logits=spread([self.read(text) for text in texts], mask))
@@ -93,16 +96,21 @@ class ReadsTexts(EmbedsTexts, PreTrainedModel, GenerationMixin):
             texts: the tokens of each, B of them.
         """
 
-    def texts_in(self, input_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, list[list[int]]]:
+    def texts_in(
+        self, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None
+    ) -> tuple[Tensor, list[list[int]]]:
         """Return the mask of a batch, and the tokens of its rows.
 
         Args:
             input_ids: [B, T].
             attention_mask: [B, T]; None for all.
+            token_type_ids: [B, T]; None for zeros.
 
         Raises:
-            ArgumentError: if a token is none of the vocabulary, or a row has none.
+            ArgumentError: if a token is none of the vocabulary, or of another type, or a row has none.
         """
+        if token_type_ids is not None and bool(token_type_ids.any()):
+            raise ArgumentError(f"token_type_ids is not 0 everywhere: {self.engine_name} reads no pairs of texts here")
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         if input_ids.numel() and not 0 <= int(input_ids.min()) <= int(input_ids.max()) < self.size:
             raise ArgumentError(f"input_ids hold {int(input_ids.max())}: the model has {self.size} tokens")

@@ -85,7 +85,7 @@ class ServedGguf(ReadsTexts):
                 self.engine = kind(self.file, self.room, self.threads)
         return self.engine
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
@@ -112,11 +112,9 @@ class ServedGguf(ReadsTexts):
                 too many to be remembered.
             ModelStateError: if the engine fails.
         """
-        if token_type_ids is not None and bool(token_type_ids.any()):
-            raise ArgumentError("token_type_ids is not 0 everywhere: llama.cpp reads no pairs of texts")
         if self.can_generate():
-            return super().forward(input_ids, attention_mask, logits_to_keep)
-        mask, texts = self.texts_in(input_ids, attention_mask)
+            return super().forward(input_ids, attention_mask, token_type_ids, logits_to_keep)
+        mask, texts = self.texts_in(input_ids, attention_mask, token_type_ids)
         rows = [self.read(text) for text in texts]
         if not self.facts.pools:
             return BaseModelOutput(last_hidden_state=spread(rows, mask))
