@@ -38,7 +38,8 @@ class ServedProgram(ReadsTexts):
         super().__init__(copy.deepcopy(exported.config))
         said: Any = (getattr(exported.generation_config, "cache_config", None) or {}).get(LENGTH)
         expect(is_size(said), LENGTH, said, "the number of tokens in the cache of the program")
-        self.folder, self.generation_config = folder, exported.generation_config
+        self.folder, self.generation_config = folder, copy.deepcopy(exported.generation_config)
+        self.generation_config.cache_config = None  # of the program, and not of `generate`, which would warn
         self.size, self.positions = self.config.get_text_config().vocab_size, said
         self.config.max_position_embeddings = said  # what texts are cut to
         self.file, self.portion = Path(exported.components[SINGLE].program.path), portion

@@ -1,6 +1,7 @@
 """Decoders in ExecuTorch: a cache of one size in the program, which is called and generates as the original does."""
 
 import json
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -119,8 +120,9 @@ def test_a_text_read_in_parts_has_the_logits_of_the_whole(name, change):
 
 
 @torch.no_grad()
-def test_it_is_called_and_generates_as_the_original(in_torch):
+def test_it_is_called_and_generates_as_the_original(in_torch, caplog, monkeypatch):
     """Rows of other lengths, greedily and with beams; what a program has read is not read again."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     model, batch = decoder("gpt2"), rows_of_two(12)
     served, made = in_torch(model)
     counts = batch["attention_mask"].bool()
@@ -135,6 +137,7 @@ def test_it_is_called_and_generates_as_the_original(in_torch):
     served.generate(input_ids=tokens(1, 12) + 1, do_sample=False, min_new_tokens=5, max_new_tokens=5)
     assert sum(each.read for each in made) == before + 12 + 4
     assert len(made) == 6  # two texts with three beams
+    assert not [record for record in caplog.records if "cache_config" in record.getMessage()]
 
 
 @torch.no_grad()
