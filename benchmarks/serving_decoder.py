@@ -1,18 +1,19 @@
-"""Serve SmolLM2-135M-Instruct, and smaller ones, in llama.cpp: perplexity, size, and tokens per second on one thread.
+"""Serve SmolLM2-135M-Instruct, and smaller ones: perplexity, size, and tokens per second on one thread.
 
     python benchmarks/serving_decoder.py MODEL [--budgets 0.9 0.8]
     python benchmarks/serving_decoder.py MODEL --table
 
 MODEL is the folder that `real_models.py` of the shared folder makes. It is compressed with `shape="gguf"` and
 `multiple_of=32`, on 64 pieces of 128 tokens of news and as many texts of its own (draw 0 of real_decoder.py), and
-exported with `export(to="gguf")`: in float16, with all weights rounded to Q8_0 (`int8=True`), and in 4 bits (Q4_0), by
-GPTQ on the same pieces, with the table of tokens in 8 (Q8_0). In PyTorch it is in float32.
+exported with `export(to="gguf")` and `to="onnx"`: in float16 and float32, with all weights rounded to 8 bits
+(`int8=True`), and in 4 bits by GPTQ on the same pieces, with the table of tokens in 8. In PyTorch it is in float32.
 
 Perplexity per token, by the engine itself, over 48 pieces of 128 tokens of news and of web pages, as in
 real_decoder.py. "prompt" reads 512 tokens of news, "generation" 32 more, one at a time, with the cache that the engine
-has by default. The models of an engine and a type are timed in turns, 7 of them: tokens per second of the processor, on
-one thread, from the medians. "KL" is the mean divergence in nats from what PyTorch predicts, for 8 pieces of news: in
-float16 and in 4 bits on the same weights, and in 8 bits on those that were not yet rounded.
+has by default. The graph in ONNX Runtime puts out logits after every token of the prompt, the others after the last.
+The models of an engine and a type are timed in turns, 7 of them: tokens per second of the processor, on one thread,
+from the medians. "KL" is the mean divergence in nats from what PyTorch predicts, for 8 pieces of news: in floating
+point and in 4 bits on the same weights, and in 8 bits on those that were not yet rounded.
 Plans, models, files and rows are kept in WORK/serving_decoder, and rows in WORK/serving_decoder.jsonl.
 """
 
@@ -32,13 +33,17 @@ from torch.nn.functional import cross_entropy, kl_div
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from collab_heads import export, generate_batches, plan
+from collab_heads import export, generate_batches, load_exported, plan
+from collab_heads.layers.attention import CACHE
 from collab_heads.layers.weight_grid import WEIGHT_BITS
 from common import WORK, RowStore, compressed_copy, interleaved
 
 PLACE = WORK / "serving_decoder"
-TORCH, LLAMA = "PyTorch", "llama.cpp"
-TYPES = {(TORCH, "float32"): {}, (LLAMA, "float16"): {}, (LLAMA, "8 bits"): {"int8": True}, (LLAMA, "4 bits"): {}}
+TORCH, ONNX, LLAMA = "PyTorch", "ONNX Runtime", "llama.cpp"
+TYPES: dict[tuple[str, str], dict[str, Any]] = {(TORCH, "float32"): {}}
+for engine, floats in ((ONNX, "float32"), (LLAMA, "float16")):
+    TYPES |= {(engine, floats): {}, (engine, "8 bits"): {"int8": True}, (engine, "4 bits"): {}}
+TARGETS = {ONNX: "onnx", LLAMA: "gguf"}
 DOMAINS = ("news", "web")
 PROMPT, NEW, ROUNDS, COMPARED = 512, 32, 7, 8
 COLUMNS = {"engine": "", "weights": "", "kept": "", "MB": ",.0f", "news": ".1f", "web": ".1f", "KL": ".1e"}
@@ -70,14 +75,32 @@ class InTorch:
         self.cache.crop(length - self.cache.get_seq_length())  # fewer than nothing: so many go
 
 
+class InOnnxRuntime(InTorch):
+    """The same in ONNX Runtime."""
+
+    def __init__(self, folder: Path):
+        super().__init__(load_exported(folder, threads=1))
+
+    def logits(self, ids: Tensor) -> Tensor:
+        return self.model(input_ids=ids[None]).logits[0]
+
+    def read(self, ids: Tensor) -> None:
+        self.cache = self.model(input_ids=ids[None])[CACHE]
+
+    def go_on(self, ids: Tensor) -> None:
+        cache = self.cache
+        for token in ids:
+            cache = self.model(input_ids=token.view(1, 1), **{CACHE: cache})[CACHE]
+
+
 class InLlamaCpp:
     """The same in llama.cpp."""
 
-    def __init__(self, file: Path):
+    def __init__(self, folder: Path):
         import llama_cpp
 
         sizes = {"n_ctx": PROMPT + NEW, "n_batch": PROMPT, "n_threads": 1, "n_threads_batch": 1}
-        self.open = partial(llama_cpp.Llama, str(file), verbose=False, **sizes)
+        self.open = partial(llama_cpp.Llama, str(folder / "model.gguf"), verbose=False, **sizes)
         self.engine, self.scorer = self.open(), None
 
     def logits(self, ids: Tensor) -> Tensor:
@@ -96,6 +119,9 @@ class InLlamaCpp:
         for token in ids.tolist():
             self.engine.eval([token])
         self.engine.n_tokens = length
+
+
+Served = InTorch | InLlamaCpp
 
 
 class Smaller:
@@ -130,22 +156,25 @@ class Smaller:
         model = AutoModelForCausalLM.from_pretrained(folder).eval()
         return model.half() if weights == "float16" else name_bits(model) if weights == "4 bits" else model
 
-    def in_engine(self, budget: float, engine: str, weights: str) -> InTorch | InLlamaCpp:
+    def in_engine(self, budget: float, engine: str, weights: str) -> Served:
         """Return a model in an engine."""
         if engine == TORCH:
             return InTorch(self.model(budget))
-        folder = PLACE / f"gguf-{budget}-{weights.replace(' ', '-')}"
+        folder, to = self.folder(budget, engine, weights), TARGETS[engine]
         if not folder.exists():
             given = {"tokenizer": self.decoder.tokenizer, "batches": [{"input_ids": self.prompt()[None, :32]}]}
-            report = export(self.model(budget, weights), folder, "gguf", **given, **TYPES[engine, weights])
-            print(report, flush=True)
-        return InLlamaCpp(folder / "model.gguf")
+            print(export(self.model(budget, weights), folder, to, **given, **TYPES[engine, weights]), flush=True)
+        return InOnnxRuntime(folder) if engine == ONNX else InLlamaCpp(folder)
+
+    def folder(self, budget: float, engine: str, weights: str) -> Path:
+        """Return the folder of an export."""
+        return PLACE / f"{TARGETS[engine]}-{budget}-{weights.replace(' ', '-')}"
 
     def megabytes(self, budget: float, engine: str, weights: str) -> float:
-        """Return the size of the weights, or of the file."""
+        """Return the size of the weights, or of the files of the engine."""
         if engine == TORCH:
             return sum(each.nbytes for each in self.model(budget).parameters()) / 1e6
-        return (PLACE / f"gguf-{budget}-{weights.replace(' ', '-')}" / "model.gguf").stat().st_size / 1e6
+        return sum(file.stat().st_size for file in self.folder(budget, engine, weights).glob("model.*")) / 1e6
 
     def prompt(self) -> Tensor:
         """Return what is read, and what follows."""
@@ -173,13 +202,13 @@ def pieces(smaller: Smaller, domain: str) -> Iterator[Tensor]:
         yield from batch["input_ids"]
 
 
-def perplexity(smaller: Smaller, model: InTorch | InLlamaCpp, domain: str) -> float:
+def perplexity(smaller: Smaller, model: Served, domain: str) -> float:
     """Return the perplexity of a domain, as `Decoder.perplexities`."""
     losses = [float(cross_entropy(model.logits(row)[:-1].float(), row[1:])) for row in pieces(smaller, domain)]
     return math.exp(sum(losses) / len(losses))
 
 
-def divergence(smaller: Smaller, model: InLlamaCpp, own: PreTrainedModel) -> float:
+def divergence(smaller: Smaller, model: Served, own: PreTrainedModel) -> float:
     """Return the mean divergence of an engine from PyTorch on the same weights."""
     found, torch_model = [], InTorch(own)
     for row in list(pieces(smaller, "news"))[:COMPARED]:
@@ -199,7 +228,7 @@ def measure(smaller: Smaller, budgets: list[float], store: RowStore) -> None:
             row = {"engine": engine, "weights": weights, "budget": budget}
             row |= {domain: perplexity(smaller, model, domain) for domain in DOMAINS}
             row["MB"] = smaller.megabytes(budget, engine, weights)
-            if isinstance(model, InLlamaCpp):
+            if engine != TORCH:
                 row["KL"] = divergence(smaller, model, smaller.model(budget, weights).float())
             store.add(row)
             print(row, flush=True)
@@ -212,7 +241,7 @@ def measure(smaller: Smaller, budgets: list[float], store: RowStore) -> None:
         print(store.rows[-1], flush=True)
 
 
-def times(smaller: Smaller, models: Mapping[float, InTorch | InLlamaCpp]) -> dict[str, dict[str, float]]:
+def times(smaller: Smaller, models: Mapping[float, Served]) -> dict[str, dict[str, float]]:
     """Return the seconds of the processor for a prompt, and for the tokens after it: budget -> seconds."""
     torch.set_num_threads(1)
     ids = smaller.prompt()

@@ -36,6 +36,7 @@ from collab_heads.serving.export import export
 from collab_heads.serving.loading import load_exported
 from collab_heads.serving.served_gguf import ServedGguf
 from collab_heads.serving.served_model import ServedModel
+from collab_heads.serving.served_program import ServedProgram
 from collab_heads.sites.site import AttentionSite, AttentionWeights
 from collab_heads.vocabulary.trim import trim_vocabulary
 
@@ -49,6 +50,7 @@ __all__ = [
     "CompressionPlan",
     "ServedGguf",
     "ServedModel",
+    "ServedProgram",
     "adapters",
     "analyze_heads",
     "collaborative_config",

@@ -130,6 +130,58 @@ def continued_ctranslate2(folder, given):
     return np.concatenate([tokens, np.array([each.sequences_ids[0] for each in results])], axis=1)
 
 
+def greedy(folder, given, logits):
+    """Continue each text alone; `logits` takes new tokens and their first place, and gives those after the last one."""
+    found = []
+    for text in given["input_ids"].tolist():
+        new = text
+        while len(text) < given["sequences"].shape[1]:
+            new = [int(np.argmax(logits(new, len(text) - len(new))))]
+            text = text + new
+        found.append(text)
+    return np.array(found)
+
+
+def continued_gguf(folder, given):
+    import llama_cpp
+
+    engine = llama_cpp.Llama(str(folder / "model.gguf"), logits_all=True, verbose=False)
+
+    def logits(tokens, begin):
+        engine.n_tokens = begin
+        engine.eval(tokens)
+        return engine.scores[engine.n_tokens - 1].copy()
+
+    found = greedy(folder, given, logits)
+    engine.close()
+    return found
+
+
+def method_in_executorch(folder):
+    from executorch.runtime import Runtime
+
+    return Runtime.get().load_program(folder / "model.pte").load_method("forward").execute
+
+
+def encoded_executorch(folder, given):
+    import torch
+
+    names = json.loads((folder / "export.json").read_text())["components"]["model"]["metadata"]["kwargs"]
+    run = method_in_executorch(folder)
+    pairs = [slice(at, at + 2) for at in range(0, len(given["expected"]), 2)]  # it takes two rows
+    inputs = ([torch.from_numpy(given[name][rows]) for name in names] for rows in pairs)
+    return np.concatenate([run(each)[0].numpy().copy() for each in inputs])
+
+
+def continued_executorch(folder, given):
+    import torch
+
+    run = method_in_executorch(folder)
+    return greedy(
+        folder, given, lambda new, at: run([torch.tensor([new]), torch.arange(at, at + len(new))])[0][0, -1].numpy()
+    )
+
+
 def encoded_exported(folder, given):
     """Graphs, as transformers loads them."""
     import torch
@@ -190,5 +242,5 @@ if __name__ == "__main__":
     else:
         np.testing.assert_allclose(found, given["expected"], rtol=0, atol=1e-5 * np.abs(given["expected"]).max())
     assert importlib.util.find_spec("collab_heads") is None
-    without = {"torch", "transformers"} if what.split("_")[1] in ("onnx", "openvino", "ctranslate2") else set()
-    assert not any(importlib.util.find_spec(name) for name in without)
+    without = {"onnx": 2, "openvino": 2, "ctranslate2": 2, "gguf": 2, "executorch": 1}.get(what.split("_")[1], 0)
+    assert not any(importlib.util.find_spec(name) for name in ("transformers", "torch")[:without])

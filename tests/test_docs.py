@@ -34,6 +34,7 @@ SLOW = {
     "docs/guides/peft-export.md",
     "docs/guides/serve.md",
     "docs/guides/serve-elsewhere.md",
+    "docs/guides/serve-executorch.md",
     "docs/guides/serve-decoders.md",
     "docs/guides/serve-checkpoints.md",
     "docs/guides/serve-bits.md",

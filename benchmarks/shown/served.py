@@ -48,7 +48,7 @@ CONTINUED = {
     "time": "",
     "time, against the original there": ("against original", ""),
 }
-IN_LLAMA_CPP = {
+OF_SMOLLM2 = {
     "engine": "",
     "weights": "",
     "layers kept": ("kept", ""),
@@ -117,6 +117,6 @@ def serving_decoder() -> str:
 
 
 @made
-def serving_in_llama_cpp() -> str:
-    """SmolLM2 at several sizes in llama.cpp and in PyTorch."""
-    return shown(rows_of("serving_decoder"), IN_LLAMA_CPP)
+def serving_smollm2() -> str:
+    """SmolLM2 at several sizes in PyTorch, ONNX Runtime and llama.cpp."""
+    return shown(rows_of("serving_decoder"), OF_SMOLLM2)

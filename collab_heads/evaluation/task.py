@@ -21,8 +21,9 @@ from collab_heads.serving.converted import Converted
 from collab_heads.serving.sentence_encoder import embedding_texts, is_sentence_encoder, sentence_encoder
 from collab_heads.serving.served_gguf import ServedGguf
 from collab_heads.serving.served_model import ServedModel
+from collab_heads.serving.served_program import ServedProgram
 
-IN_ENGINES = ServedModel, Converted, ServedGguf
+IN_ENGINES = ServedModel, Converted, ServedGguf, ServedProgram
 
 
 class Limits(NamedTuple):

@@ -195,19 +195,19 @@ def export(
     Args:
         model: the model, on the processor.
         folder: a new or an empty folder.
-        to: the target: "onnx" (ONNX Runtime), "transformers.js" (the same graphs, with the names and in the layout
-            of that library), "openvino", "executorch" (no models that generate; texts as long as the
-            model reads, as many at a time as the first batch has, since memory is planned for them), "ctranslate2"
-            (heads of a site get one width; what is missing is filled with zeros, and listed), "gguf" (llama.cpp: heads
-            of one width, and the same number of them for each key head of a block, and in some families the same sizes
-            in all blocks; the rest is refused), or
-            "transformers" (a checkpoint that loads without this package, and that other tools read; what its config
-            cannot say is refused).
+        to: the target: "onnx" (ONNX Runtime), "transformers.js" (the same graphs, with the names and in the layout of
+            that library), "openvino", "executorch" (no encoder-decoders; memory is planned for texts as long as the
+            model reads, as many at a time as the first batch has; decoders read one at a time, with a cache for
+            `generation_config.cache_config["max_cache_len"]` tokens, at most 2,048 by default), "ctranslate2" (heads of
+            a site get one width; what is missing is filled with zeros, and listed), "gguf" (llama.cpp: heads of one
+            width, and the same number of them for each key head of a block, and in some families the same sizes in all
+            blocks; the rest is refused), or "transformers" (a checkpoint that loads without this package, and that
+            other tools read; what its config cannot say is refused).
         tokenizer: the tokenizer or processor, saved beside the model; CTranslate2's vocabulary is made from it, and the
             one in a GGUF file.
-        int8: multiply in eight bits ("executorch" and "transformers" do not): weights get eight bits, but those that
-            lie on grids of fewer keep them, and the engine rounds what they multiply, too. CTranslate2 rounds all
-            weights itself; llama.cpp always multiplies weights on grids in eight bits.
+        int8: multiply in eight bits ("transformers" does not): weights get eight bits, but those that lie on grids of
+            fewer keep them, and the engine rounds what they multiply, too. CTranslate2 rounds all weights itself;
+            llama.cpp always multiplies weights on grids in eight bits; ExecuTorch gives linear maps alone eight bits.
         per_layer: give every layer its own heads, key heads and neurons in the config, and not those of the largest
             layer (only "transformers"). transformers refuses such a config so far; README.md in the folder has the
             lines with which it loads, and this package loads it.

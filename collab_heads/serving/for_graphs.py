@@ -60,6 +60,17 @@ class Graph(Target):
     def options(self, model: PreTrainedModel, example: Mapping) -> Any:
         """Return its options for a model."""
 
+    def graphs(self, model: Any, example: Mapping) -> tuple[dict[str, Any], list[tuple[int, int, int]]]:
+        """Export the graphs of a model, and list the cache of every layer that is an input of one."""
+        exporter, options = self.exporter(), self.options(model, example)
+        if model.can_generate():
+            return generating(exporter, options, model, example)
+        return exporter.export(model, dict(example), options).components, []
+
+    def generation(self, model: Any) -> Any:
+        """Return the generation config that is written beside the graphs of a model."""
+        return copy.deepcopy(model.generation_config)
+
     def pack(self, program: Any, grids: Grids) -> None:
         """Pack the weights of a graph that lie on grids; without this they are floating-point numbers."""
 
@@ -70,14 +81,9 @@ class Graph(Target):
         """Export one graph, or those of an encoder and a decoder with their cache."""
         from transformers.exporters.base import ExportedModel
 
-        caches: list[tuple[int, int, int]] = []
         with quiet(), naming_outputs(model), torch.no_grad():
-            exporter, options = self.exporter(), self.options(model, example)
             try:
-                if not model.can_generate():
-                    components = exporter.export(model, dict(example), options).components
-                else:
-                    components, caches = generating(exporter, options, model, example)
+                components, caches = self.graphs(model, example)
             except (CollabHeadsError, OSError):
                 raise
             except Exception as error:
@@ -87,14 +93,14 @@ class Graph(Target):
             config = copy.deepcopy(model.config)
             forget(config)
             config.name_or_path = ""  # the modules beside a trimmed model are in the graph
-            generation = copy.deepcopy(model.generation_config) if model.can_generate() else None
+            generation = self.generation(model) if model.can_generate() else None
             if generation is not None:  # the graph decodes with a cache, whatever the config says
                 generation.use_cache = config.get_text_config().use_cache = True
             grids = Grids(model, OF_ROWS if int8 else None)
             if grids.bits or int8:
                 for component in components.values():
                     self.pack(component.program, grids)
-            ExportedModel(components, exporter.export_format, config, generation).save_pretrained(folder)
+            ExportedModel(components, self.exporter().export_format, config, generation).save_pretrained(folder)
             self.finish(folder, components)
         if caches:
             (folder / CACHES).write_text(json.dumps({"layers": caches}), encoding="utf-8")

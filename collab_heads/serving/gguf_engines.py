@@ -1,8 +1,6 @@
 """Models in llama.cpp, run as PyTorch runs them: generation, and the states and embeddings of texts."""
 
 import ctypes
-import itertools
-import operator
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ from torch import Tensor
 
 from collab_heads.serving.comparison import NEW_TOKENS
 from collab_heads.serving.ctranslate2_engines import rows_of
+from collab_heads.serving.reads_texts import known
 from collab_heads.serving.target import quiet
 
 MOST_ROWS = 256  # texts in the cache of an engine
@@ -115,10 +114,10 @@ class Continues(Loaded):
         places, found = [], list[Tensor]()  # row and position of every token to be read
         memory = self.library.llama_get_memory(self.engine.ctx)
         for number, (row, held) in enumerate(zip(rows, self.held, strict=False)):
-            known = sum(itertools.takewhile(bool, map(operator.eq, row[:-1], held)))
-            self.library.llama_memory_seq_rm(memory, number, known, -1)
-            self.held[number] = held[:known]
-            places += [(number, position) for position in range(known, len(row))]
+            begin = known(row, held)
+            self.library.llama_memory_seq_rm(memory, number, begin, -1)
+            self.held[number] = held[:begin]
+            places += [(number, position) for position in range(begin, len(row))]
         for start in range(0, len(places), self.engine.n_batch):
             found += self.read(rows, places[start : start + self.engine.n_batch])
         return torch.stack(found)

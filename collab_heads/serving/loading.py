@@ -14,10 +14,11 @@ from collab_heads.files.folders import gguf_at
 from collab_heads.saving.source_files import files_in
 from collab_heads.serving.converted import encodes, is_converted
 from collab_heads.serving.converted_encoder import ConvertedEncoder
-from collab_heads.serving.exported_folder import CONFIG, EXPORT, naming, read_exported
+from collab_heads.serving.exported_folder import CONFIG, EXPORT, GENERATION, naming, read_exported
 from collab_heads.serving.graph_engines import ENGINES
 from collab_heads.serving.served_gguf import ServedGguf
 from collab_heads.serving.served_model import ServedModel
+from collab_heads.serving.served_program import ServedProgram, holds_cache
 from collab_heads.serving.served_translator import ServedTranslator
 
 
@@ -37,10 +38,11 @@ def check_exporters(what: str) -> None:
         )
 
 
+Served = ServedModel | ServedGguf | ServedProgram | ConvertedEncoder | ServedTranslator
+
+
 @checking_arguments
-def load_exported(
-    folder: str | Path, *, threads: int | None = None, check: bool = True
-) -> ServedModel | ServedGguf | ConvertedEncoder | ServedTranslator:
+def load_exported(folder: str | Path, *, threads: int | None = None, check: bool = True) -> Served:
     """Load what `export` wrote for ONNX Runtime, OpenVINO, ExecuTorch, llama.cpp or CTranslate2.
 
     Of CTranslate2 these are encoders, and translation models, of which `generate` alone is as in transformers.
@@ -70,6 +72,9 @@ def load_exported(
     exported, engine, caches, texts, width, limits = read_exported(folder, check)
     with naming(folder):
         exported.to("cpu", **ENGINES[engine].options(threads))
+    if holds_cache(exported):
+        with naming(folder / GENERATION):
+            return ServedProgram(exported, folder, limits["input_ids"][1])
     with naming(folder / CONFIG):
         return ServedModel(exported, caches, folder, texts, width, limits)
 

@@ -57,6 +57,15 @@ IN_EXECUTORCH += (
     f"program = Runtime.get().load_program('{NAME}/model.pte').load_method('forward')\n"
     "outputs = program.execute([inputs[name] for name in names])\n"
 )
+CONTINUED_IN_EXECUTORCH = (
+    "import torch\nfrom executorch.runtime import Runtime\nfrom transformers import AutoTokenizer\n\n"
+    f"text = AutoTokenizer.from_pretrained('{NAME}')('Once')['input_ids']\n"
+    f"program = Runtime.get().load_program('{NAME}/model.pte').load_method('forward')\n"
+    "for step in range(16):  # it has a cache: a token is read once, at its place\n"
+    "    new = text[-1:] if step else text  # 128 at a time, at most\n"
+    "    places = torch.arange(len(text) - len(new), len(text))\n"
+    "    text.append(int(program.execute([torch.tensor([new]), places])[0][0, -1].argmax()))"
+)
 
 
 def in_js(auto: str, code: str, options: str = 'dtype: "fp32"') -> str:
@@ -135,6 +144,7 @@ READERS = (
     Reader("OpenVINO", ("openvino",), (RUNS,), IN_OPENVINO.rstrip()),
     Reader("ExecuTorch", ("executorch",), (EMBEDS,), f"{IN_EXECUTORCH}embeddings = outputs[-1]"),
     Reader("ExecuTorch", ("executorch",), (RUNS,), IN_EXECUTORCH.rstrip()),
+    Reader("ExecuTorch", ("executorch",), (GENERATES,), CONTINUED_IN_EXECUTORCH),
     *(
         Reader("CTranslate2", ("ctranslate2",), (does,), f"import ctranslate2\n\nmodel = ctranslate2.{kind}('{NAME}')")
         for does, kind in BY_CTRANSLATE2.items()

@@ -3,30 +3,30 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
-from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
+from transformers import GenerationConfig, PretrainedConfig
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 
 from collab_heads.base.extras import check_extra
 from collab_heads.errors import ArgumentError, ModelStateError
 from collab_heads.saving.source_files import OF_TEXTS, SETTINGS
-from collab_heads.serving.ctranslate2_engines import ids, rows_of
 from collab_heads.serving.exported_folder import GENERATION, check_digests, naming, read_json
 from collab_heads.serving.gguf_engines import MOST_ROWS, Continues, Embeds, Predicts
 from collab_heads.serving.gguf_file import checked_facts, read_gguf
 from collab_heads.serving.graph_engines import check_inside
+from collab_heads.serving.reads_texts import ReadsTexts, spread
 from collab_heads.serving.target import first_line
-from collab_heads.serving.text_reader import EMBEDDING, EmbedsTexts, Texts, read_texts
+from collab_heads.serving.text_reader import EMBEDDING, read_texts
 
 FEWEST = 256  # tokens for which an engine makes room
 
 
-class ServedGguf(EmbedsTexts, PreTrainedModel, GenerationMixin):
+class ServedGguf(ReadsTexts):
     """A model in llama.cpp, which is called and generates as the original does; a text is read without its padding.
 
     Args:
@@ -40,6 +40,8 @@ class ServedGguf(EmbedsTexts, PreTrainedModel, GenerationMixin):
         MissingPackageError: if llama.cpp is not installed.
     """
 
+    engine_name = "llama.cpp"
+
     def __init__(self, file: Path, threads: int = 1, check: bool = True):
         check_extra("gguf", "models in llama.cpp")
         if check:
@@ -51,33 +53,19 @@ class ServedGguf(EmbedsTexts, PreTrainedModel, GenerationMixin):
         kind: Any = {"architectures": [type(self).__name__], "is_decoder": not facts.form.embeds}
         super().__init__(PretrainedConfig(**kind | sizes))
         self.file, self.folder, self.width = file, file.parent, facts.width
+        self.size, self.positions = facts.size, facts.positions
         self.threads, self.room = threads, 0
         self.continues: Continues | None = None
         if self.can_generate() and (self.folder / GENERATION).exists():
             with naming(self.folder / GENERATION):
                 self.generation_config = GenerationConfig.from_dict(read_json(self.folder, GENERATION))
-        self.texts: Texts | None = None
         if facts.pools and (self.folder / OF_TEXTS).exists():
             self.texts = read_texts(self.folder)
         self.engine_for(1)
 
-    @property
-    def device(self) -> torch.device:
-        """The processor."""
-        return torch.device("cpu")
-
     def can_generate(self) -> bool:  # type: ignore[override]
         """Return True for a language model."""
         return not self.facts.form.embeds
-
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate as a model of transformers does, with the same arguments: greedily, by sampling, with beams.
-
-        Args:
-            args: those of `generate` in transformers.
-            kwargs: the same; `use_cache` is not used, since the engine has the cache.
-        """
-        return cast(Any, GenerationMixin).generate(self, *args, **{**kwargs, "use_cache": False})
 
     def engine_for(self, tokens: int) -> Any:
         """Return the engine, with room for a text; it is loaded again for one that is longer than those before.
@@ -91,7 +79,7 @@ class ServedGguf(EmbedsTexts, PreTrainedModel, GenerationMixin):
         """
         self.check_length(tokens)
         if tokens > self.room:
-            self.room = min(max(FEWEST, 2 * self.room, tokens), self.facts.positions)
+            self.room = min(max(FEWEST, 2 * self.room, tokens), self.positions)
             kind = Embeds if self.facts.form.embeds else Predicts
             with naming(self.file):
                 self.engine = kind(self.file, self.room, self.threads)
@@ -124,23 +112,14 @@ class ServedGguf(EmbedsTexts, PreTrainedModel, GenerationMixin):
                 too many to be remembered.
             ModelStateError: if the engine fails.
         """
-        if token_type_ids is not None and bool(token_type_ids.any()):
-            raise ArgumentError("token_type_ids is not 0 everywhere: llama.cpp reads no pairs of texts")
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        if input_ids.numel() and not 0 <= int(input_ids.min()) <= int(input_ids.max()) < self.facts.size:
-            raise ArgumentError(f"input_ids hold {int(input_ids.max())}: the model has {self.facts.size} tokens")
-        if not bool(mask.any(-1).all()):
-            raise ArgumentError("a text of no tokens: llama.cpp reads none such")
-        texts = [ids(row) for row in rows_of({"input_ids": input_ids, "attention_mask": mask})]
-        if logits_to_keep == 1 and self.can_generate():
-            return CausalLMOutput(logits=self.after(texts)[:, None])
+        if self.can_generate():
+            return super().forward(input_ids, attention_mask, token_type_ids, logits_to_keep)
+        mask, texts = self.texts_in(input_ids, attention_mask, token_type_ids)
         rows = [self.read(text) for text in texts]
-        if self.facts.pools:
-            found = torch.cat(rows)
-            return ModelOutput({EMBEDDING: normalize(found, dim=-1) if self.facts.normalizes else found})
-        found = torch.zeros(*input_ids.shape, rows[0].shape[-1])
-        found[mask.bool()] = torch.cat([row.flatten(end_dim=-2) for row in rows])
-        return BaseModelOutput(last_hidden_state=found) if self.facts.form.embeds else CausalLMOutput(logits=found)
+        if not self.facts.pools:
+            return BaseModelOutput(last_hidden_state=spread(rows, mask))
+        found = torch.cat(rows)
+        return ModelOutput({EMBEDDING: normalize(found, dim=-1) if self.facts.normalizes else found})
 
     def read(self, tokens: Sequence[int]) -> Tensor:
         """Return what the engine puts out for a text.
@@ -150,7 +129,7 @@ class ServedGguf(EmbedsTexts, PreTrainedModel, GenerationMixin):
         """
         engine = self.engine_for(len(tokens))
         with explaining(f"a text of {len(tokens)} tokens"):
-            return engine(tokens)
+            return engine(tokens).flatten(end_dim=-2)
 
     def after(self, texts: Sequence[Sequence[int]]) -> Tensor:
         """Return the logits after each text, [B, V].
@@ -164,20 +143,11 @@ class ServedGguf(EmbedsTexts, PreTrainedModel, GenerationMixin):
             raise ArgumentError(f"{len(texts)} texts: llama.cpp continues {MOST_ROWS} at a time; pass fewer")
         if held is None or longest > held.tokens or len(texts) > len(held.held):
             self.continues = held = None  # before the next one is made
-            room = min(max(FEWEST, 2 * longest), self.facts.positions)
+            room = min(max(FEWEST, 2 * longest), self.positions)
             with naming(self.file):
                 self.continues = held = Continues(self.file, room, self.threads, len(texts))
         with explaining(f"{len(texts)} texts of {longest} tokens at most"):
             return held(texts)
-
-    def check_length(self, tokens: int) -> None:
-        """Raise ArgumentError if a text has more tokens than the model reads.
-
-        Args:
-            tokens: of the text.
-        """
-        if tokens > self.facts.positions:
-            raise ArgumentError(f"a text of {tokens} tokens: the model reads {self.facts.positions} at most; cut it")
 
 
 @contextmanager

@@ -51,7 +51,7 @@ class Target(ABC):
         """Raise an error if the target is not installed, or takes no weights of eight bits; this needs no model."""
         if int8 and not self.has_int8:
             raise ArgumentError(
-                f"int8=True: {self.name} takes no weights of eight bits here; onnx, openvino, ctranslate2 and gguf do"
+                f"int8=True: {self.name} takes no weights of eight bits here; all targets do but transformers"
             )
 
     def is_int8(self, model: PreTrainedModel, int8: bool) -> bool:

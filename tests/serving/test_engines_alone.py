@@ -3,6 +3,7 @@
 A virtual environment here has links to the packages that are installed, but for some.
 """
 
+import importlib.util
 import subprocess
 import sysconfig
 import venv
@@ -46,9 +47,17 @@ def python_without(tmp_path_factory):
             name = installed.name.replace("-", "_")
             if not name.startswith(("collab_heads", "__editable__", "_editable", *packages)):
                 (target / installed.name).symlink_to(installed)
+        (target / "engines.pth").write_text("\n".join(places_of("llama_cpp", "executorch")))
         return place / "bin" / "python"
 
     return make
+
+
+def places_of(*engines):
+    """The folders of engines that are installed apart from the other packages."""
+    found = [spec for spec in map(importlib.util.find_spec, engines) if spec is not None]
+    places = {str(Path(place).parent) for spec in found for place in spec.submodule_search_locations or ()}
+    return sorted(places - {sysconfig.get_path("purelib")})
 
 
 def check_alone(python, what, folder, given, cwd):
@@ -57,6 +66,7 @@ def check_alone(python, what, folder, given, cwd):
 
 
 ENGINES = ("onnx", "openvino", "ctranslate2")
+OTHERS = {"gguf": ("llama_cpp", "uniform"), "executorch": ("executorch", "free")}  # module, shape of plans
 
 
 def given_to(model, shape, file):
@@ -95,6 +105,21 @@ def test_an_engine_runs_a_compressed_model_alone(kind, engine, tmp_path, python_
     batch = given_to(model, "free", tmp_path / "given.npz")
     export(model, tmp_path / "out", engine, batches=[batch])
     python = python_without("torch", "transformers")
+    check_alone(python, f"{kind}_{engine}", tmp_path / "out", tmp_path / "given.npz", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "engine, kind", [("gguf", "continued"), ("executorch", "continued"), ("executorch", "encoded")]
+)
+@torch.no_grad()
+def test_an_engine_that_comes_apart_runs_it_alone(engine, kind, tmp_path, python_without):
+    """The program of ExecuTorch takes tensors of PyTorch."""
+    module, shape = OTHERS[engine]
+    pytest.importorskip(module)
+    model = build(kind)
+    batch = given_to(model, shape, tmp_path / "given.npz")
+    export(model, tmp_path / "out", engine, batches=[{name: tensor[:2] for name, tensor in batch.items()}])
+    python = python_without("transformers", *(["torch"] if engine == "gguf" else []))
     check_alone(python, f"{kind}_{engine}", tmp_path / "out", tmp_path / "given.npz", tmp_path)
 
 

@@ -5,16 +5,19 @@ import json
 import pytest
 import torch
 from compressing import batches_of
+from opening import layers_of
 from served_outputs import assert_same_outputs, text_batch
 from torch.utils import _pytree as pytree
 from transformers import AutoModel, AutoTokenizer
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 import tiny
-from collab_heads import compress, export, load_exported
-from collab_heads.errors import ArgumentError, DataError, UnsupportedModelError
+from collab_heads import compress, export, load_exported, prune_heads, prune_neurons
+from collab_heads.errors import ArgumentError, DataError
+from collab_heads.fitting.weight_grid import nearest_on_grid
+from collab_heads.layers.weight_grid import WEIGHT_BITS, GridWeights
 from collab_heads.saving.card import NAME
-from collab_heads.serving import for_graphs
+from collab_heads.serving import grids_in_executorch
 from collab_heads.serving.for_executorch import sizes
 from collab_heads.serving.graph_engines import ENGINES
 from collab_heads.serving.graph_interface import input_names, input_tree, output_paths
@@ -32,16 +35,6 @@ def test_memory_is_planned_for_what_a_model_reads():
     assert most == {"input_ids": {0: 3, 1: read}, "attention_mask": {0: 3, 1: read}, "flag": {}}
     images = sizes(FAMILIES["vit"].build(), {"pixel_values": torch.ones(2, 3, 8, 8)})
     assert {axis: (dim.min, dim.max) for axis, dim in images["pixel_values"].items()} == {0: (1, 2)}
-
-
-def test_models_that_generate_are_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr(for_graphs, "check_extra", lambda *_: None)  # whether it is installed or not
-    for name in ("gpt2", "marian"):
-        with pytest.raises(UnsupportedModelError, match=r"executorch: \w+ generates, .*cache of one size"):
-            export(FAMILIES[name].build().eval(), tmp_path / "served", "executorch")
-    with pytest.raises(ArgumentError, match="int8=True: executorch takes no weights of eight bits"):
-        export(FAMILIES["bert"].build().eval(), tmp_path / "served", "executorch", int8=True)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -123,6 +116,18 @@ def test_models_run_there(name, bits, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("executorch")
+@pytest.mark.parametrize("heads, keep", [([0, 1], None), ([], 0), ([0, 1, 2, 3], None), ([0, 1, 2, 3], 0)])
+def test_heads_neurons_attention_and_a_block_gone(heads, keep, tmp_path):
+    model = FAMILIES["bert"].build().eval()
+    layers = layers_of(model)
+    prune_heads(model, heads={layers.attention[0].path: heads})
+    if keep is not None:
+        prune_neurons(model, batches_of(FAMILIES["bert"], 4), keep={layers.feed_forwards[0].path: keep})
+    assert export(model, tmp_path / "served", "executorch").difference < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("executorch")
 def test_a_sentence_encoder_embeds(tmp_path):
     """As sentence-transformers does, also where that runs the program, and where only ExecuTorch is there."""
     sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -140,28 +145,45 @@ def test_a_sentence_encoder_embeds(tmp_path):
     assert abs(names["embeddings"].numpy() - expected[:1]).max() < 1e-5
 
 
+def test_weights_of_eight_bits_are_those_of_the_grid():
+    """With positive scales, as XNNPACK wants them; a row of zeros stays one."""
+    pytest.importorskip("torchao")
+    weight = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
+    weight[2] = 0
+    on_grid = nearest_on_grid(weight, 8).weight()
+    grid = GridWeights.of(on_grid, 8)
+    assert (grid.scales < 0).any()  # else nothing is turned
+    for given in (weight, on_grid):
+        made = grids_in_executorch.integers(given)
+        assert torch.equal(made.dequantize(), on_grid) and (made.scale > 0).all()
+
+
+def test_a_model_gets_its_weights_back():
+    pytest.importorskip("torchao")
+    model = torch.nn.Sequential(torch.nn.Linear(32, 8), torch.nn.Embedding(4, 32), torch.nn.Linear(32, 8))
+    vars(model[2])[WEIGHT_BITS] = 4
+    before = [each.weight for each in (model[0], model[1], model[2])]
+    with pytest.raises(ZeroDivisionError), grids_in_executorch.in_eight_bits(model) as count:
+        assert count == 1 and model[0].weight is not before[0] and model[2].weight is before[2]
+        raise ZeroDivisionError
+    assert [each.weight for each in (model[0], model[1], model[2])] == before
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("executorch")
-@pytest.mark.parametrize("name", ("gpt2", "llama", "qwen3"))
-def test_decoders_by_the_recipe_of_transformers(name):
-    """With a cache of one size, one token at a time, as the page shows."""
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-    from executorch.exir import to_edge_transform_and_lower
-    from executorch.runtime import Runtime
-    from transformers.integrations.executorch import TorchExportableModuleForDecoderOnlyLM
-
+@pytest.mark.parametrize("name", ("bert", "llama"))
+def test_products_of_eight_bits(name, tmp_path):
+    """Weights on the grid of eight bits are written as they are, and PyTorch computes what the engine does."""
     model = FAMILIES[name].build().eval()
-    compress(model, batches_of(FAMILIES[name], 4), 0.5, refine_steps=0)
-    ids = text_batch(1, 8)["input_ids"]
-    with torch.no_grad():
-        expected = model(ids).logits
-    model.generation_config.cache_implementation = "static"
-    exportable = TorchExportableModuleForDecoderOnlyLM(model, batch_size=1, max_cache_len=16)
-    program = exportable.export(input_ids=ids[:, :1], cache_position=torch.tensor([0]))
-    lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()]).to_executorch()
-    method = Runtime.get().load_program(lowered.buffer).load_method("forward")
-    steps = [method.execute([ids[:, [at]], torch.tensor([at])])[0] for at in range(ids.shape[1])]
-    torch.testing.assert_close(torch.cat(steps, dim=1), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    compress(model, batches_of(FAMILIES[name], 4), 0.25, bits=8, refine_steps=0)
+    report = export(model, tmp_path / "served", "executorch", int8=True)
+    assert report.int8 and report.difference < 0.1 and "weights have eight bits" in str(report)
+    small, large = (tmp_path / "served/model.pte").stat().st_size, export(model, tmp_path / "float", "executorch")
+    assert small < 0.8 * 1e6 * large.megabytes
+    batch, served = text_batch(1, 12), load_exported(tmp_path / "served", threads=1)
+    with torch.no_grad(), grids_in_executorch.in_eight_bits(model):
+        expected = model(**batch)
+    torch.testing.assert_close(served(**batch)[0], expected[0], rtol=0, atol=1e-3 * float(expected[0].abs().max()))
 
 
 @pytest.mark.slow

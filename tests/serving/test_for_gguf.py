@@ -134,6 +134,16 @@ def test_weights_on_grids_run_as_they_are(bits, change, tmp_path):
 
 
 @runs
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ("Mistral", "Qwen2"))
+@pytest.mark.parametrize("change", ("key heads gone", "last block gone"))
+def test_weights_on_grids_in_each_family(family, change, tmp_path):
+    model = build(family)
+    CHANGES[change](model)
+    assert export(on_grids(model, 4), tmp_path / "out", to="gguf").difference < ROUNDED
+
+
+@runs
 def test_neither_ends_a_text(tmp_path):
     model, batch = build("Llama"), texts()
     first = model.generate(**batch, max_new_tokens=1, do_sample=False)[:, -1]
