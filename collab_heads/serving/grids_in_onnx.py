@@ -12,6 +12,7 @@ from collab_heads.layers.weight_grid import BLOCK, OF_ROWS
 from collab_heads.serving.grids_in_graphs import Found, Grids, packed_codes
 
 DOMAIN, WITH_OPERATORS = "com.microsoft", (1, 23)  # of ONNX Runtime: for weights in blocks
+SMALLEST = np.finfo(np.float32).tiny  # what tokens of zeros are divided by
 # two codes of three bits, which count from -4, in six bits -> the same in eight bits, where they count from -8
 OF_PAIRS = np.array([(pair % 8 + 4) | (pair // 8 + 4) << 4 for pair in range(64)], dtype=np.uint8)
 
@@ -41,7 +42,7 @@ def pack_onnx(program: Any, grids: Grids) -> None:
         found = grids.find(value.const_value.numpy(), (way_of(node, index) for node, index in value.uses()))
         if found is None:
             continue
-        weight = made.setdefault(found.name, OnnxWeight(graph, found, grids.in_integers, start))
+        weight = made.setdefault(found.name, OnnxWeight(graph, found, grids, start))
         for node, index in tuple(value.uses()):
             is_packed = weight.feed(node, index, found.is_transposed)
             (grids.packed if is_packed else grids.in_float).add(found.name)
@@ -56,13 +57,14 @@ class OnnxWeight:
     Args:
         graph: the graph.
         found: the weight.
-        in_integers: whether products with eight bits are of integers.
+        grids: say how products with eight bits are made.
         start: takes nodes of constants, for the beginning of the graph. ONNX Runtime runs them when it loads it.
     """
 
-    def __init__(self, graph: Any, found: Found, in_integers: bool, start: list):
+    def __init__(self, graph: Any, found: Found, grids: Grids, start: list):
         self.graph, self.name, self.grid, self.start = graph, found.name, found.grid, start
-        self.in_integers, self.is_of_rows = in_integers, found.grid.bits == OF_ROWS
+        self.in_integers, self.by_token = grids.in_integers, grids.by_token
+        self.is_of_rows = found.grid.bits == OF_ROWS
         self.outputs, self.inputs = found.grid.codes.shape
 
     def feed(self, node: Any, index: int, is_transposed: bool) -> bool:
@@ -126,14 +128,32 @@ class OnnxWeight:
     def integer_product(self, states: Any, bias: Any) -> list:
         """Return the nodes that round states [..., n] to eight bits, and multiply them by the weight as integers.
 
-        Products of the same states round them once: the engine merges equal nodes.
+        The engine rounds all states over one range. By token, each is divided by its largest number before, and
+        multiplied by it after. Products of the same states round them once: the engine merges equal nodes.
         """
         import onnx_ir
 
-        rounded = onnx_ir.node("DynamicQuantizeLinear", [states], num_outputs=3)
+        before = self.divided_by_size(states) if self.by_token else []
+        rounded = onnx_ir.node("DynamicQuantizeLinear", [before[-1].outputs[0] if before else states], num_outputs=3)
         codes, scale, zero = rounded.outputs
-        inputs = [codes, self.turned, scale, self.scale_of_outputs, zero, *([None, bias] if bias else [])]
-        return [rounded, onnx_ir.node("MatMulIntegerToFloat", inputs, domain=DOMAIN)]
+        joined = [None, bias] if bias and not before else []
+        inputs = [codes, self.turned, scale, self.scale_of_outputs, zero, *joined]
+        nodes = [*before, rounded, onnx_ir.node("MatMulIntegerToFloat", inputs, domain=DOMAIN)]
+        if before:
+            nodes.append(onnx_ir.node("Mul", [nodes[-1].outputs[0], before[-1].inputs[1]]))
+            if bias:
+                nodes.append(onnx_ir.node("Add", [nodes[-1].outputs[0], bias]))
+        return nodes
+
+    def divided_by_size(self, states: Any) -> list:
+        """Return the nodes that divide each token of states [..., n] by its largest number, [..., 1]."""
+        import onnx_ir
+
+        sizes = onnx_ir.node("Abs", [states])
+        axes, least = self.constant("axes", np.array([-1])), self.constant("least", np.array(SMALLEST))
+        largest = onnx_ir.node("ReduceMax", [sizes.outputs[0], axes], {"keepdims": 1})
+        divisor = onnx_ir.node("Max", [largest.outputs[0], least])
+        return [sizes, largest, divisor, onnx_ir.node("Div", [states, divisor.outputs[0]])]
 
     @functools.cached_property
     def codes(self) -> Any:

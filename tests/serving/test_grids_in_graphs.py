@@ -315,6 +315,23 @@ def test_products_of_integers_in_onnx(is_on_grid, read, width):
     assert "MatMulIntegerToFloat" in {node.op_type for node in program.graph}
 
 
+@pytest.mark.parametrize("read", PRODUCTS)
+def test_each_token_is_rounded_over_a_range_of_its_own(read):
+    """One is a thousand times as large as the others, which are not rounded to nothing beside it; one is zero."""
+    module = signs_in_turns(64)
+    program, given = onnx_graph(read, module.weight.detach().numpy())
+    given[..., 0, :], given[..., 1, :] = 1000 * given[..., 0, :], 0
+    pack_onnx(program, Grids(nn.Sequential(module), 8, by_token=True))
+    sizes = np.maximum(abs(given).max(-1, keepdims=True), 1e-30)
+    products = (rounded_states(given / sizes) @ module.weight.detach().numpy().T) * sizes
+    expected = products + BIAS * ("b" in READS[read][2])
+    found = run_onnx(program, given)
+    for token in range(given.shape[-2]):
+        assert_close(found[..., token, :], expected[..., token, :])
+    exact = given @ module.weight.detach().numpy().T + BIAS * ("b" in READS[read][2])
+    assert abs(found - exact)[..., 2:, :].max() < 0.02 * abs(exact)[..., 2:, :].max()
+
+
 def test_a_bias_that_is_added_to_a_product_of_integers_joins_it():
     module = signs_in_turns(64)
     names, kinds = ("x", "y", "z"), [onnx.TensorProto.FLOAT] * 3
