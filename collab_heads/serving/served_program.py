@@ -103,7 +103,7 @@ def load_method(file: Path) -> Any:
 
 def holds_cache(exported: Any) -> bool:
     """Return True if what was exported is a program that holds its cache."""
-    return POSITION in exported.components[SINGLE].metadata.kwargs
+    return SINGLE in exported.components and POSITION in exported.components[SINGLE].metadata.kwargs
 
 
 @contextmanager

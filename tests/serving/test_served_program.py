@@ -256,3 +256,15 @@ def test_a_folder_that_does_not_say_its_room_is_refused(tmp_path):
     file.write_text(json.dumps({**said, "cache_config": {"max_cache_len": 100}}))  # more than the program has
     with pytest.raises(ModelStateError, match="ExecuTorch fails on a text of 60 tokens"):
         load_exported(tmp_path / "served")(tokens(1, 60))
+
+
+def test_graphs_of_an_encoder_and_a_decoder_hold_no_cache():
+    """They have no single program; a program without a place for each token is no decoder."""
+    takes = [("input_ids",), ("input_ids", "cache_position")]
+    one, other = (SimpleNamespace(metadata=SimpleNamespace(kwargs=names)) for names in takes)
+    for components, holds in (
+        ({"encoder": one, "decoder": one}, False),
+        ({"model": one}, False),
+        ({"model": other}, True),
+    ):
+        assert served_program.holds_cache(SimpleNamespace(components=components)) is holds
