@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from nmt_pictures import save_figure
 from shown.efficiency import WORDS, encoders
 from shown.head_worth import half_width, measures, of_models
-from shown.records import rows_of
+from shown.records import rows_of, stored
 
 matplotlib.rcParams["svg.hashsalt"] = "collab_heads"  # the same picture is the same file
 # colours of Okabe and Ito, which people with any kind of colour vision can tell apart
@@ -71,6 +71,11 @@ TYPES = {  # label -> the methods of `real_decoder.py`, colour, marker
     "our grids alone: 8, 4 or 3 bits": (("8 bits alone", "4 bits alone", "3 bits alone"), "#E69F00", "D"),
     "llama.cpp's types alone": (("Q4_K_M", "IQ4_NL", "Q3_K_M"), "#0072B2", "s"),
 }
+TRANSLATED = {  # the methods of `translation_bytes.py` -> label, colour, marker
+    "compress, 8, 4 and 3 bits": ("compress, width and bits", "#000000", "o"),
+    "bits alone, 8, 4 and 3": ("bits alone", "#E69F00", "D"),
+}
+NAMES = {"marian": "Marian", "t5": "T5"}
 LOST, TIME = ("lost, STS-B", "lost, SST-2", "lost, retrieval"), "time, 1 x 16"
 KINDS_OF_TEXT = ("news", "web", "python", "reviews")
 LAYERS, STEPS = 6, 300  # of MiniLM; of distillation, of dropped layers as of compressed ones
@@ -250,6 +255,29 @@ def decoder_megabytes() -> Figure:
     return figure
 
 
+def translation_megabytes() -> Figure:
+    """Draw what translation models keep by their size: BLEU, and agreement with the original, of every draw."""
+    rows = stored("translation_bytes")["each"]
+    models = [row["model"] for row in rows if row["method"] == "original"]
+    figure, panels = plt.subplots(len(models), 2, figsize=(8, 3.4 * len(models)), layout="constrained", squeeze=False)
+    for model, line in zip(models, panels, strict=True):
+        own = [row for row in rows if row["model"] == model]
+        original = next(row for row in own if row["method"] == "original")
+        for method, (label, colour, marker) in TRANSLATED.items():
+            points = [row for row in own if row["method"] == method]
+            style = {"color": colour, "marker": marker, "ls": "", "ms": 5, "alpha": 0.7, "label": label}
+            for panel, score in zip(line, ("BLEU", "agreement"), strict=True):
+                panel.plot([row["MB"] for row in points], [row[score] for row in points], **style)
+        line[0].axhline(original["BLEU"], color="#888888", lw=0.8, label=f"original, {original['MB']:.0f} MB")
+        for panel, title in zip(line, ("BLEU", "BLEU against the original's translations"), strict=True):
+            panel.set_title(f"{NAMES[model]}: {title}", fontsize=10)
+            panel.grid(alpha=0.3)
+        line[0].legend(fontsize=7, loc="lower right")
+    for panel in panels[-1]:
+        panel.set_xlabel("megabytes of all weights")
+    return figure
+
+
 def head_worth() -> Figure:
     """Draw how well each measure predicts the harm without a head, a mark for every model, with intervals."""
     figure, panels = plt.subplots(1, 2, figsize=(10, 5.2), layout="constrained", sharey=True)
@@ -275,7 +303,10 @@ def head_worth() -> Figure:
 
 DRAWN = {
     each.__name__: each
-    for each in (efficiency, overview, start, calibration, alternatives, megabytes, decoder_megabytes, head_worth)
+    for each in (
+        *(efficiency, overview, start, calibration, alternatives),
+        *(megabytes, decoder_megabytes, translation_megabytes, head_worth),
+    )
 }
 
 
