@@ -6,6 +6,7 @@ those of 8 bits as Q8_0, where a row repeats its scale in each block. Both have 
 a half-precision scale each.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ from collab_heads.serving.gguf_blocks import Block, blocks_of
 from collab_heads.serving.gguf_checks import check_sites, form_for
 from collab_heads.serving.gguf_engines import Embeds, Greedy
 from collab_heads.serving.gguf_file import NORMALIZE
-from collab_heads.serving.gguf_tokenizers import add_tokenizer, check_tokenizer, check_tokens
+from collab_heads.serving.gguf_tokenizers import add_tokenizer, check_tokenizer, check_tokens, has_template
 from collab_heads.serving.sentence_encoder import (
     Normalize,
     SentenceEncoder,
@@ -43,6 +44,7 @@ from collab_heads.serving.sentence_encoder import (
 from collab_heads.serving.target import Target, first_line
 from collab_heads.serving.text_reader import EMBEDDING, STATES
 
+logger = logging.getLogger(__name__)
 POOLINGS = {"mean": "MEAN", "cls": "CLS", "lasttoken": "LAST"}  # as a folder of sentence-transformers says
 
 
@@ -67,6 +69,10 @@ class Gguf(Target):
         check_encoder(encoder_of(model))
         if tokenizer is not None:
             check_tokenizer(tokenizer, form, model.config.vocab_size)
+            if not (form.embeds or has_template(tokenizer)):
+                logger.warning(
+                    "the tokenizer has no chat template, or several: set tokenizer.chat_template to write one"
+                )
 
     @torch.no_grad()
     def write(self, model, folder, example, *, tokenizer, int8):

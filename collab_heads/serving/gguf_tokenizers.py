@@ -156,10 +156,15 @@ def add_tokenizer(writer: Any, tokenizer: Any, form: GgufForm, size: int) -> Ite
     for name, own in SPECIAL[kind].items():
         if (number := getattr(tokenizer, f"{own}_token_id")) is not None:
             getattr(writer, f"add_{name}_token_id")(number)
-    if isinstance(tokenizer.chat_template, str):
+    if has_template(tokenizer):
         writer.add_chat_template(tokenizer.chat_template)
     elif not form.embeds:
         yield "the file has no chat template, since the tokenizer has none, or several"
+
+
+def has_template(tokenizer: Any) -> bool:
+    """Return True if a tokenizer has one chat template."""
+    return isinstance(tokenizer.chat_template, str)
 
 
 def add_merges(writer: Any, backend: Mapping[str, Any], form: GgufForm) -> Iterator[str]:

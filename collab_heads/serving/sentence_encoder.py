@@ -200,14 +200,13 @@ class SentenceEncoder(nn.Module):
                 f"{source} holds {', '.join(kinds) or 'no modules'}: a graph takes a Transformer in the folder itself, "
                 f"a Pooling, and layers after it. {ALONE}"
             )
-        self.configs, self.steps = list[dict](), nn.ModuleList()
+        self.steps = nn.ModuleList()
         for kind, module in zip(kinds[1:], modules[1:], strict=True):
             folder = own_file(source / module.get("path", ""), source)
             with naming(folder):
                 config, more = read_json(folder / "config.json"), [read_weights(folder)] if kind == "Dense" else []
                 step = STEPS[kind](config, width, *more)
             self.steps.append(step)
-            self.configs.append(config)
             width = step.width
         self.width = width
         self.requires_grad_(False)
@@ -287,7 +286,7 @@ def write_served(encoder: SentenceEncoder, folder: Path, *, reads_texts: bool) -
     write_texts(encoder, folder)
     files: dict[str, Any] = {
         MODULES: [{"idx": 0, "name": "0", "path": "", "type": f"{MODULE}.{SERVED}"}],
-        "1_Pooling/config.json": encoder.configs[0],  # for readers that pool themselves
+        "1_Pooling/config.json": flagged(encoder),
     }
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
@@ -295,6 +294,13 @@ def write_served(encoder: SentenceEncoder, folder: Path, *, reads_texts: bool) -
     (folder / f"{MODULE}.py").write_bytes(SOURCE.read_bytes())
     if not reads_texts:
         (folder / MODULES).unlink()
+
+
+def flagged(encoder: SentenceEncoder) -> dict[str, Any]:
+    """Return the config of a pooling with the fields of older folders, which readers that pool themselves know."""
+    pooling = cast(Pooling, encoder.steps[0])
+    flags = {field: mode in pooling.modes for field, mode in FLAGS.items()}
+    return {"word_embedding_dimension": pooling.width // len(pooling.modes)} | flags
 
 
 def write_modules(encoder: SentenceEncoder, folder: Path, *, reads_texts: bool) -> None:
@@ -314,8 +320,19 @@ def write_texts(encoder: SentenceEncoder, folder: Path) -> None:
     """Write how a sentence encoder reads texts, for `read_texts`."""
     texts = encoder.texts._asdict()
     of_transformer = {name: texts.pop(name) for name in ("max_seq_length", "do_lower_case")}
+    of_transformer["max_seq_length"] = of_transformer["max_seq_length"] or most_tokens(folder)
     for name, content in {OF_TEXTS: of_transformer, SETTINGS: {"model_type": CLASSES[0], **texts}}.items():
         (folder / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
+
+
+def most_tokens(folder: Path) -> int | None:
+    """Return the most tokens of a text, by the tokenizer and the config in a folder, since some readers want a number.
+
+    It is None if neither says one, or there is no tokenizer yet.
+    """
+    tokenizer, config = (read_json(folder / name) for name in ("tokenizer_config.json", "config.json"))
+    said = [tokenizer.get("model_max_length"), config.get("max_position_embeddings")]
+    return min((number for number in said if tokenizer and is_index(number, MAX_SIZE) and number), default=None)
 
 
 @contextmanager

@@ -142,6 +142,10 @@ def swapped(model):
     swap_to_collaborative(model, kind="per_head", dim_shared_query_key=1.0, batches=[texts()], refine_steps=0)
 
 
+def narrowed(model):
+    swap_to_collaborative(model, kind="per_head", dim_shared_query_key=0.5, batches=[texts()], refine_steps=0)
+
+
 def shared(model):
     swap_to_collaborative(model, kind="shared", dim_shared_query_key=0.5, batches=[texts()], refine_steps=0)
 
@@ -159,6 +163,8 @@ def a_head_gone_everywhere(model):
         ("Qwen3", one_head_gone, r"layers\.1\.self_attn has heads with the key heads .* shape='uniform'"),
         ("GPT-2", lambda model: attention_gone(model, 0), r"h\.0\.attn has 0 heads, .* here 4: .* shape='uniform'"),
         ("GPT-2", swapped, r"h\.0\.attn has other projections of queries and keys .* shape='uniform'"),
+        ("GPT-2", narrowed, r"h\.0\.attn has queries and keys of width 8, .* here 16: .* shape='uniform'"),
+        ("BERT", narrowed, r"attention\.self has queries and keys of width 8, .* here 16: .* shape='uniform'"),
         ("BERT", shared, r"attention\.self has queries and keys of width 8, .* here 16: .* shape='uniform'"),
         ("GPT-2", neurons_differ, r"h\.1\.mlp has 32 neurons, .* here 256: compress .* shape='uniform'"),
         ("GPT-2", a_head_gone_everywhere, r"h\.0\.attn has 3 heads, .* here 4: compress .* shape='uniform'"),

@@ -12,6 +12,7 @@ from collab_heads.contract.registry import gguf_form
 from collab_heads.errors import ArgumentError, UnsupportedModelError
 from collab_heads.files.folders import GGUF
 from collab_heads.serving import gguf_tokenizers
+from collab_heads.serving.for_gguf import Gguf
 from collab_heads.serving.gguf_tokenizers import check_tokenizer
 
 pytest.importorskip("gguf", reason="pip install gguf")
@@ -114,10 +115,15 @@ def test_a_tokenizer_of_more_tokens_is_refused():
         check_tokenizer(byte_level(), FORM, 100)
 
 
-def test_a_tokenizer_without_a_template_is_noted(tmp_path):
+def test_a_tokenizer_without_a_template_is_noted_before_the_work_and_after_it(tmp_path, caplog):
     tokenizer = byte_level()
+    model = llama_for(tokenizer)
+    Gguf().check(model, False, tokenizer)
+    assert not caplog.text
     tokenizer.chat_template = None
-    _, notes = written(llama_for(tokenizer), tmp_path, tokenizer=tokenizer)
+    Gguf().check(model, False, tokenizer)
+    assert "the tokenizer has no chat template" in caplog.text
+    _, notes = written(model, tmp_path, tokenizer=tokenizer)
     assert [note for note in notes if "no chat template" in note]
 
 

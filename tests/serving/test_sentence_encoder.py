@@ -116,7 +116,7 @@ def test_encode_is_that_of_sentence_transformers(to, encoder, in_onnx, tmp_path)
     torch.testing.assert_close(served(**batch).last_hidden_state[mask], states[mask], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("to", ("onnx", "ctranslate2"))
+@pytest.mark.parametrize("to", ("onnx", *slow("ctranslate2")))
 def test_evaluate_scores_the_embeddings_of_the_encoder(to, encoder, in_onnx, tmp_path):
     folder = in_onnx
     if to != "onnx":
@@ -179,6 +179,41 @@ def test_evaluate_reads_texts_as_the_folder_says(encoder, in_onnx, tmp_path):
         edited("config_sentence_transformers.json", prompts={"usual": "w" * (MAX_FIELD + 1)})(each)
     with pytest.raises(DataError, match=r"config_sentence_transformers\.json, column 'usual': .* characters"):
         evaluate(source, source, task="retrieval", data=data)
+
+
+def test_text_embeddings_inference_can_read_the_folder(in_onnx):
+    """Its rules (router/src/lib.rs, backends/ort/src/lib.rs): what it parses, what it feeds, which output it takes."""
+    import onnxruntime
+
+    config, texts, pooling = (
+        json.loads((in_onnx / name).read_text())
+        for name in ("config.json", "sentence_bert_config.json", "1_Pooling/config.json")
+    )
+    numbers = ("hidden_size", "num_hidden_layers", "max_position_embeddings", "pad_token_id")
+    assert all(type(config[name]) is int for name in numbers) and isinstance(config["model_type"], str)
+    assert config["architectures"] and not any(name.endswith("Classification") for name in config["architectures"])
+    assert type(texts["max_seq_length"]) is int
+    flags = [
+        pooling[f"pooling_mode_{name}"] for name in ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")
+    ]
+    assert all(type(flag) is bool for flag in flags) and any(flags[:2])
+    tokenizer, session = (
+        Tokenizer.from_file(str(in_onnx / "tokenizer.json")),
+        onnxruntime.InferenceSession(in_onnx / "model.onnx"),
+    )
+    tokenizer.enable_truncation(texts["max_seq_length"])
+    tokenizer.no_padding()
+    rows = [tokenizer.encode(text) for text in TEXTS]
+    fed = {"input_ids": config["pad_token_id"], "attention_mask": 0, "token_type_ids": 0}
+    values = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+    longest = max(len(row.ids) for row in rows)
+    batch = {
+        name: np.array([(each := getattr(row, values[name])) + [fill] * (longest - len(each)) for row in rows])
+        for name, fill in fed.items()
+    }
+    assert {each.name for each in session.get_inputs()} <= set(fed)
+    (found,) = session.run(["sentence_embedding"], {each.name: batch[each.name] for each in session.get_inputs()})
+    np.testing.assert_allclose(found, load_exported(in_onnx, threads=1).encode(TEXTS), rtol=0, atol=EMBEDDING_NOISE)
 
 
 def test_a_tokenizer_outside_of_the_folder_is_refused(in_onnx, tmp_path):
@@ -433,17 +468,6 @@ def test_each_card_names_a_reader(name, to):
     text = served_card(FAMILIES[name].build(), to, "the report", False)
     assert text.startswith("---\n") and "### " in text and f"tags:\n- collab-heads\n- {to}\n" in text
     assert text.endswith("## What was exported\n\n```text\nthe report\n```\n")
-
-
-def test_text_embeddings_inference_finds_what_it_reads(in_onnx, encoder):
-    """Its rules, as read in its source: files at the root or in onnx/, a pooling that it knows, names of outputs."""
-    import onnxruntime
-
-    assert json.loads((in_onnx / "config.json").read_text())["model_type"] == "bert"
-    assert (in_onnx / "tokenizer.json").is_file() and (in_onnx / "sentence_bert_config.json").is_file()
-    outputs = {each.name for each in onnxruntime.InferenceSession(in_onnx / "model.onnx").get_outputs()}
-    assert {"sentence_embedding", "last_hidden_state"} <= outputs
-    assert json.loads((in_onnx / POOL).read_text()) == json.loads((encoder / POOL).read_text())
 
 
 def test_a_stock_checkpoint_embeds_as_its_original(encoder, tmp_path):
