@@ -39,7 +39,8 @@ def test_a_layer_that_writes_little_loses_its_heads_first(name):
         weight_of(first.output).mul_(0.01)
     of_stream = head_importance(model, batches, criterion="reconstruction")
     of_layer = head_importance(model, batches, criterion=Reconstruction(normalize=True))
-    assert of_stream[first.path].max() < 0.1 * of_stream[second.path].min()
+    assert of_stream[first.path].max() < of_stream[second.path].min()
+    assert of_stream[first.path].max() < 0.2 * of_stream[second.path].max()
     assert of_layer[first.path].max() == of_layer[second.path].max() == 1
     for site in (first, second):  # within a layer both rank alike
         torch.testing.assert_close(of_stream[site.path] / of_stream[site.path].max(), of_layer[site.path])
