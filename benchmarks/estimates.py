@@ -116,7 +116,7 @@ def inputs_of(row: Row) -> tuple[PreTrainedModel, Batches]:
 
 
 class Line(logging.Handler):
-    """What the line says, and the processor time and the memory at that moment."""
+    """Notes what the line says, and the processor time and the memory at that moment."""
 
     def emit(self, line: logging.LogRecord) -> None:
         """Note a line."""

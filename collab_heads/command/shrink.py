@@ -37,6 +37,7 @@ from collab_heads.files.folders import MANIFEST, beside, digest, is_whole, write
 from collab_heads.files.reading import parse_json, read_text
 from collab_heads.saving.card import complete
 from collab_heads.saving.loading import check_device, load_or_explain
+from collab_heads.saving.source_files import OF_TEXTS
 from collab_heads.serving.export import TARGETS
 from collab_heads.sites.state import expect
 from collab_heads.training.options.parser import stored_value
@@ -46,6 +47,7 @@ RECIPE, RECORD, MEASURED = "recipe.json", "shrink.json", "measured.json"
 BASELINE = "original in int8"
 NAMES = ("trimmed", "compressed", "distilled", *TARGETS, BASELINE)  # of steps
 OF_STEPS = ("trim.json", "compression.json", "compression.png", "compression.svg")  # what earlier steps write, too
+PARSED = ("1_Pooling/config.json", OF_TEXTS)  # text-embeddings-inference does, in the form that `export` writes
 OF_RUN = ("output_dir", "push")  # flags that a recipe does not hold
 BASE = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "accelerate")
 
@@ -279,6 +281,9 @@ def write_result(args: Namespace, kept: KeptSteps, model: Path, report: ShrinkRe
                 shutil.copy(kept.folder / step / name, folder)
         for target in args.to:
             shutil.copytree(kept.folder / target, folder / target)
+            for name in PARSED if TARGETS[target].embeds else ():
+                if (folder / name).exists() and (folder / target / name).exists():
+                    shutil.copy(folder / target / name, folder / name)
         config = load_or_explain(AutoConfig, str(model), trust_remote_code=args.trust_remote_code)
         complete(config, folder, report="\n\n".join([*(each.said for each in report.steps), str(report)]))
         write_json(folder / RECIPE, kept.recipe)

@@ -85,7 +85,7 @@ class Forecast:
 
     @property
     def fitted(self) -> FitForecast:
-        """What the calibration and the fits take."""
+        """The time and memory of the calibration and the fits."""
         return FitForecast(self.model, self.narrowed, self.sites, self.speed)
 
     def refinement(self) -> float:

@@ -1,4 +1,4 @@
-"""What models in CTranslate2 have in common: the checks of their folder, and the kind that their file says."""
+"""Open models in CTranslate2: check their folder, and read the kind that their file says."""
 
 import os
 from collections.abc import Mapping

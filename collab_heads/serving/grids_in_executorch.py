@@ -20,7 +20,7 @@ def in_eight_bits(model: nn.Module) -> Iterator[int]:
     """Hold the weights of linear maps in eight bits while the context is open, but for those on grids of fewer.
 
     Yields:
-        How many have eight bits.
+        The number of maps that have eight bits.
     """
     before = dict[nn.Linear, Any]()
     try:

@@ -3,7 +3,8 @@
 import itertools
 import operator
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, cast
 
 import torch
@@ -12,8 +13,9 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.utils import ModelOutput
 
-from collab_heads.errors import ArgumentError
+from collab_heads.errors import ArgumentError, ModelStateError
 from collab_heads.serving.ctranslate2_engines import ids, rows_of
+from collab_heads.serving.target import first_line
 from collab_heads.serving.text_reader import EmbedsTexts, Texts
 
 
@@ -59,7 +61,10 @@ class ReadsTexts(EmbedsTexts, PreTrainedModel, GenerationMixin):
         use_cache: bool = False,
         return_dict: bool = True,
     ) -> ModelOutput:
-        """Return the `logits`, [B, T, V]; padding gets zeros.
+        """Return what the original would; padding gets zeros.
+
+        A language model has `logits`, [B, T, V]. An encoder has `last_hidden_state`, [B, T, D], or
+        `sentence_embedding`, [B, d].
 
         Args:
             input_ids: [B, T].
@@ -78,7 +83,16 @@ class ReadsTexts(EmbedsTexts, PreTrainedModel, GenerationMixin):
         mask, texts = self.texts_in(input_ids, attention_mask, token_type_ids)
         if logits_to_keep == 1:
             return CausalLMOutput(logits=self.after(texts)[:, None])
-        return CausalLMOutput(logits=spread([self.read(text) for text in texts], mask))
+        return self.output([self.read(text) for text in texts], mask)
+
+    def output(self, rows: Sequence[Tensor], mask: Tensor) -> ModelOutput:
+        """Return the output for a batch.
+
+        Args:
+            rows: what `read` returned for each text.
+            mask: of the batch, [B, T].
+        """
+        return CausalLMOutput(logits=spread(rows, mask))
 
     @abstractmethod
     def read(self, tokens: Sequence[int]) -> Tensor:
@@ -126,6 +140,18 @@ class ReadsTexts(EmbedsTexts, PreTrainedModel, GenerationMixin):
         """
         if tokens > self.positions:
             raise ArgumentError(f"a text of {tokens} tokens: the model reads {self.positions} at most; cut it")
+
+    @contextmanager
+    def explaining(self, what: str) -> Iterator[None]:
+        """Turn an error of the engine into a ModelStateError.
+
+        Args:
+            what: the engine was given.
+        """
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:
+            raise ModelStateError(f"{self.engine_name} fails on {what}: {first_line(error)}") from error
 
 
 def spread(rows: Sequence[Tensor], mask: Tensor) -> Tensor:

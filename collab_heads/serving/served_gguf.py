@@ -1,7 +1,6 @@
 """A model in llama.cpp that is called as the original is, and generates: logits, states, or embeddings of texts."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,13 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 
 from collab_heads.base.extras import check_extra
-from collab_heads.errors import ArgumentError, ModelStateError
+from collab_heads.errors import ArgumentError
 from collab_heads.saving.source_files import OF_TEXTS, SETTINGS
 from collab_heads.serving.exported_folder import GENERATION, check_digests, naming, read_json
 from collab_heads.serving.gguf_engines import MOST_ROWS, Continues, Embeds, Predicts
 from collab_heads.serving.gguf_file import checked_facts, read_gguf
 from collab_heads.serving.graph_engines import check_inside
 from collab_heads.serving.reads_texts import ReadsTexts, spread
-from collab_heads.serving.target import first_line
 from collab_heads.serving.text_reader import EMBEDDING, read_texts
 
 FEWEST = 256  # tokens for which an engine makes room
@@ -85,40 +83,18 @@ class ServedGguf(ReadsTexts):
                 self.engine = kind(self.file, self.room, self.threads)
         return self.engine
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        logits_to_keep: int = 0,
-        use_cache: bool = False,
-        return_dict: bool = True,
-    ) -> ModelOutput:
-        """Return what the original would: `logits` [B, T, V], `last_hidden_state` [B, T, D], or `sentence_embedding`.
-
-        Padding gets zeros. An embedding of a text, [B, D], has length 1 if the original's has.
+    def output(self, rows: Sequence[Tensor], mask: Tensor) -> ModelOutput:
+        """Return the output for a batch; an embedding of a text has length 1 if the original's has.
 
         Args:
-            input_ids: [B, T].
-            attention_mask: [B, T], 1 for tokens that count; None for all.
-            token_type_ids: [B, T]; llama.cpp takes every token for one of type 0.
-            logits_to_keep: 1 for the logits after each text alone, [B, 1, V]; the engine then remembers the texts, and
-                reads only what is new in the next call.
-            use_cache: is not used; `generate` passes it.
-            return_dict: the same.
-
-        Raises:
-            ArgumentError: if a token is none of the vocabulary, or of another type, or a text is too long, or there are
-                too many to be remembered.
-            ModelStateError: if the engine fails.
+            rows: what `read` returned for each text.
+            mask: of the batch, [B, T].
         """
         if self.can_generate():
-            return super().forward(input_ids, attention_mask, token_type_ids, logits_to_keep)
-        mask, texts = self.texts_in(input_ids, attention_mask, token_type_ids)
-        rows = [self.read(text) for text in texts]
+            return super().output(rows, mask)
         if not self.facts.pools:
             return BaseModelOutput(last_hidden_state=spread(rows, mask))
-        found = torch.cat(rows)
+        found = torch.cat(list(rows))
         return ModelOutput({EMBEDDING: normalize(found, dim=-1) if self.facts.normalizes else found})
 
     def read(self, tokens: Sequence[int]) -> Tensor:
@@ -128,7 +104,7 @@ class ServedGguf(ReadsTexts):
             tokens: of the text.
         """
         engine = self.engine_for(len(tokens))
-        with explaining(f"a text of {len(tokens)} tokens"):
+        with self.explaining(f"a text of {len(tokens)} tokens"):
             return engine(tokens).flatten(end_dim=-2)
 
     def after(self, texts: Sequence[Sequence[int]]) -> Tensor:
@@ -146,14 +122,5 @@ class ServedGguf(ReadsTexts):
             room = min(max(FEWEST, 2 * longest), self.positions)
             with naming(self.file):
                 self.continues = held = Continues(self.file, room, self.threads, len(texts))
-        with explaining(f"{len(texts)} texts of {longest} tokens at most"):
+        with self.explaining(f"{len(texts)} texts of {longest} tokens at most"):
             return held(texts)
-
-
-@contextmanager
-def explaining(what: str) -> Iterator[None]:
-    """Turn an error of the engine into a ModelStateError that says what it was given."""
-    try:
-        yield
-    except (RuntimeError, ValueError) as error:
-        raise ModelStateError(f"llama.cpp fails on {what}: {first_line(error)}") from error

@@ -1,8 +1,7 @@
 """A decoder in ExecuTorch that is called as the original is, and generates; its program holds the cache."""
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,10 @@ import torch
 from torch import Tensor
 
 from collab_heads.base.checks import is_size
-from collab_heads.errors import ArgumentError, ModelStateError
+from collab_heads.errors import ArgumentError
 from collab_heads.serving.exported_folder import SINGLE
 from collab_heads.serving.fixed_cache import LENGTH, POSITION
 from collab_heads.serving.reads_texts import ReadsTexts, known
-from collab_heads.serving.target import first_line
 from collab_heads.sites.state import expect
 
 MOST_ROWS = 64  # texts that are continued together: each has a cache, and memory, of its own
@@ -52,7 +50,7 @@ class ServedProgram(ReadsTexts):
             tokens: of the text.
         """
         self.check_length(len(tokens))
-        with explaining(len(tokens)):
+        with self.explaining(f"a text of {len(tokens)} tokens"):
             return self.held[0].read(tokens, 0)
 
     def after(self, texts: Sequence[Sequence[int]]) -> Tensor:
@@ -65,7 +63,7 @@ class ServedProgram(ReadsTexts):
         self.check_length(longest)
         if len(texts) > MOST_ROWS:
             raise ArgumentError(f"{len(texts)} texts: ExecuTorch continues {MOST_ROWS} at a time here; pass fewer")
-        with explaining(longest):
+        with self.explaining(f"{len(texts)} texts of {longest} tokens at most"):
             while len(self.held) < len(texts):
                 self.held.append(HeldText(load_method(self.file), self.portion))
             pairs = zip(self.held, texts, strict=False)
@@ -104,12 +102,3 @@ def load_method(file: Path) -> Any:
 def holds_cache(exported: Any) -> bool:
     """Return True if what was exported is a program that holds its cache."""
     return SINGLE in exported.components and POSITION in exported.components[SINGLE].metadata.kwargs
-
-
-@contextmanager
-def explaining(tokens: int) -> Iterator[None]:
-    """Turn an error of the engine into a ModelStateError that says what it was given."""
-    try:
-        yield
-    except (RuntimeError, ValueError) as error:
-        raise ModelStateError(f"ExecuTorch fails on a text of {tokens} tokens: {first_line(error)}") from error

@@ -27,6 +27,7 @@ from collab_heads.command.work import examples
 from collab_heads.errors import ArgumentError, DataError, OutputError, UnsupportedModelError
 from collab_heads.files.folders import damage
 
+EMBEDDING_NOISE = 1e-5  # of embeddings of length 1, in float32 in another engine; seen: 3e-7
 QUICK = ("--budget", 0.5, "--distill_steps", 2, "--trim")
 
 
@@ -373,3 +374,17 @@ def test_engines_are_scored_beside_the_original_in_eight_bits(bert, texts, scori
     assert [each.name for each in report.scores.models] == names
     assert load_exported(tmp_path / "a/onnx") is not None
     assert {each.name for each in (tmp_path / "a").iterdir() if each.is_dir()} == {"onnx", "transformers"}
+
+
+@pytest.mark.slow
+def test_the_folder_of_a_sentence_encoder_has_what_other_readers_parse(bert, texts, tmp_path):
+    pytest.importorskip("onnxruntime")
+    library = pytest.importorskip("sentence_transformers")
+    library.SentenceTransformer(str(bert), device="cpu").save_pretrained(str(tmp_path / "encoder"))
+    run(tmp_path / "encoder", "--data", texts, "--budget", 0.8, "--to", "onnx", "--output_dir", tmp_path / "a")
+    for name in ("1_Pooling/config.json", "sentence_bert_config.json"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "a/onnx" / name).read_bytes()
+    lines = FEW[:9]
+    expected = library.SentenceTransformer(str(tmp_path / "a"), device="cpu").encode(lines)
+    found = load_exported(tmp_path / "a/onnx", threads=1).encode(lines)
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=0, atol=EMBEDDING_NOISE)
