@@ -152,17 +152,27 @@ def parser(name: str) -> Parser:
     return made
 
 
-VALUES = re.compile(r"\b(?:one|some) of (\w[\w.-]*(?:, \w[\w.-]*)+)")  # in the help of a flag
+WORD = r"\w[\w.-]*"  # a value in the help of a flag, where values stand in a list, or each before what it means
+LIST = re.compile(rf"(?:\b(?:one|some) of|:) ({WORD}(?:, {WORD})+)(?=$|[;,]| \()")
+MEANINGS = re.compile(r"(?:^|; )([a-z][\w.-]*): ")
 
 
 def flags_of(of: argparse.ArgumentParser) -> dict[str, list[str]]:
     """Return the flags of a command, with the values that the help of each names."""
     return {
-        flag: found[1].split(", ") if (found := VALUES.search(action.help or "")) else []
+        flag: values_in(action.help or "")
         for action in of._actions
         for flag in action.option_strings
         if flag.startswith("--")
     }
+
+
+def values_in(text: str) -> list[str]:
+    """Return the values that the help of a flag names."""
+    found, meanings = LIST.search(text), MEANINGS.findall(text)
+    if found:
+        return found[1].split(", ")
+    return meanings if len(meanings) > 1 else []
 
 
 def run(name: str, args: Namespace) -> Any:

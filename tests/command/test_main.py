@@ -15,7 +15,7 @@ from transformers.utils.logging import disable_progress_bar, enable_progress_bar
 
 from collab_heads.base.checks import check_choice
 from collab_heads.base.command_start import is_command
-from collab_heads.base.option_values import POLICY_WORDS
+from collab_heads.base.option_values import MEASURES, MODEL_SHAPES, POLICY_WORDS
 from collab_heads.command import main
 from collab_heads.command.main import SHELLS
 from collab_heads.errors import ArgumentError, DataError
@@ -314,6 +314,21 @@ def test_bash_completes_commands_and_flags(capsys):
     assert completed(script, "collab-heads", "shrink", "small", "--to", "onnx", "transformers.") == ["transformers.js"]
     assert completed(script, "collab-heads", "evaluate", "a", "b", "--task", "sim") == ["similarity"]
     assert completed(script, "collab-heads", "evaluate", "a", "b", "--data", "sim") == []
+    assert completed(script, "collab-heads", "compress", "bert", "--of", "") == list(MEASURES)
+    assert completed(script, "collab-heads", "compress", "bert", "--shape", "") == list(MODEL_SHAPES)
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="there is no fish")
+def test_fish_completes_commands_flags_and_values(tmp_path, capsys):
+    (tmp_path / "script.fish").write_text(left(capsys, "--print_completion", "fish")[1])
+    for line, expected in {
+        "co": ["compress"],
+        "compress bert --bud": ["--budget"],
+        "compress bert --of ": sorted(MEASURES),
+        "shrink small --to o": ["onnx", "openvino"],
+    }.items():
+        said = ["fish", "--no-config", "-c", f'source {tmp_path}/script.fish; complete -C "collab-heads {line}"']
+        assert subprocess.run(said, capture_output=True, text=True, check=True).stdout.split() == expected
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -102,15 +102,24 @@ def test_a_translation_model_of_uneven_layers_writes_as_here(tmp_path):
         assert written == model.generate(**tokenizer(text, return_tensors="pt"), **options)[0].tolist()
 
 
-@pytest.mark.parametrize("int8", (False, True))
-def test_the_embeddings_of_an_encoder_in_its_own_layout(int8, tmp_path):
+def minilm(kind):
+    """MiniLM, on grids of four bits if `kind` says so, and its tokenizer."""
     model, tokenizer = AutoModel.from_pretrained(model_folder()).eval(), AutoTokenizer.from_pretrained(model_folder())
-    export(model, tmp_path / "served", "transformers.js", tokenizer=tokenizer, int8=int8)
+    if kind == "four bits":
+        batches = [tokenizer(sentences(16, seed=seed), padding=True, return_tensors="pt") for seed in range(2)]
+        compress(model, batches, "12.95MB", bits=4, parts=(), refine_steps=0)
+    return model, tokenizer
+
+
+@pytest.mark.parametrize("kind, suffix", (("float", ""), ("int8", "_quantized"), ("four bits", "_q4")))
+def test_the_embeddings_of_an_encoder_in_its_own_layout(kind, suffix, tmp_path):
+    model, tokenizer = minilm(kind)
+    export(model, tmp_path / "served", "transformers.js", tokenizer=tokenizer, int8=kind == "int8")
     assert not (tmp_path / "served/modules.json").exists()
-    assert [each.name for each in (tmp_path / "served/onnx").iterdir()] == [f"model{'_quantized' * int8}.onnx"]
+    assert [each.name for each in (tmp_path / "served/onnx").iterdir()] == [f"model{suffix}.onnx"]
     found = in_node(code_of(tmp_path / "served"), NAME, tmp_path / "served")
-    if int8:
-        export(model, tmp_path / "here", tokenizer=tokenizer, int8=True)
+    if suffix:
+        export(model, tmp_path / "here", tokenizer=tokenizer, int8=kind == "int8")
         expected = np.concatenate([load_exported(tmp_path / "here").encode([text]) for text in TEXTS])
     else:
         expected = sentence_transformers.SentenceTransformer(str(model_folder()), device="cpu").encode(TEXTS)
@@ -119,10 +128,7 @@ def test_the_embeddings_of_an_encoder_in_its_own_layout(int8, tmp_path):
 
 @pytest.mark.parametrize("kind", ("float", "int8", "four bits"))
 def test_the_code_of_the_card_embeds_as_here(kind, tmp_path):
-    model, tokenizer = AutoModel.from_pretrained(model_folder()).eval(), AutoTokenizer.from_pretrained(model_folder())
-    if kind == "four bits":
-        batches = [tokenizer(sentences(16, seed=seed), padding=True, return_tensors="pt") for seed in range(2)]
-        compress(model, batches, "12.95MB", bits=4, parts=(), refine_steps=0)
+    model, tokenizer = minilm(kind)
     report = export(model, tmp_path / "served", tokenizer=tokenizer, int8=kind == "int8")
     served = load_exported(tmp_path / "served")
     found = in_node(code_of(tmp_path / "served"), NAME, tmp_path / "served")
