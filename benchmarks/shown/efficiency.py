@@ -116,11 +116,14 @@ def durations() -> str:
         [row(record, method=each, budget=budget)["seconds"] for each in (name, f"{name}, distilled")]
         for record, name, budget in (("real_encoder", "compress", 0.5), ("real_decoder", "compress, and its own", 0.8))
     )
+    bert = row("real_sizes", model="bert", work="compress layers")["seconds"]
     names = "model", "parameters", "layers left", "fitted to", "plan and fit, minutes", "distilled, minutes more"
     rows = (
         ("all-MiniLM-L6-v2", "23 M", "half", "2,048 sentences", refined, distilled - refined),
+        ("BERT-base, random weights", "109 M", "half", "64 sentences", bert, None),
         ("all-mpnet-base-v2", "110 M", "half", "2,048 sentences", *mpnet),
         ("SmolLM2-135M-Instruct", "135 M", "0.8", "128 pieces of 128 tokens", *smollm2),
     )
-    cells = [dict(zip(names, (*each[:4], *(seconds / 60 for seconds in each[4:])), strict=True)) for each in rows]
+    minutes = [[seconds and seconds / 60 for seconds in each[4:]] for each in rows]
+    cells = [dict(zip(names, (*each[:4], *taken), strict=True)) for each, taken in zip(rows, minutes, strict=True)]
     return shown(cells, dict.fromkeys(names[:4], "") | dict.fromkeys(names[4:], ".0f"))

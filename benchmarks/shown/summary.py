@@ -92,8 +92,8 @@ def compressed(name: str, budget: float, method: str, training: str) -> dict:
     return change(f"`compress`, {name} of the layers", SIMILARITY, before, after, "score", training, also)
 
 
-def served(name: str, model: str, budget: float, engine: str, task: str, training: str) -> dict:
-    """Return the row of a compressed model in eight bits in its engine and shape, against the original in PyTorch."""
+def served(name: str, model: str, budget: float, engine: str, task: str) -> dict:
+    """Return the row of a model in eight bits in its engine and shape, against the original in PyTorch, untrained."""
     before, found = (row("serving", model=model, budget=each, engine="PyTorch") for each in (1.0, budget))
     small = row("serving", model=model, budget=budget, engine=f"{engine}, int8")
     share = [small["times"][words] / seconds for words, seconds in before["times"].items()][-1]
@@ -102,8 +102,9 @@ def served(name: str, model: str, budget: float, engine: str, task: str, trainin
     if small.get("elsewhere") is not None:
         also = f"accuracy on SST-2 {before['elsewhere']:.2f} → {small['elsewhere']:.2f}; {also}"
     scored = before | sizes[0], small | sizes[1]
-    also += f"; {found['score']:.2f} in PyTorch"
-    return change(f"`compress`, {name}, int8", task, *scored, "score", training, also, megabytes=megabytes)
+    if budget < 1:
+        also += f"; {found['score']:.2f} in PyTorch"
+    return change(f"{name}, int8", task, *scored, "score", "none", also, megabytes=megabytes)
 
 
 def trimmed(what: str, model: str, layers: float, kept: str, task: str, training: str) -> list[dict]:
@@ -180,11 +181,13 @@ def summary() -> str:
         compressed("half", 0.5, "refined", "none"),
         compressed("half", 0.5, "distilled", UNLABELLED),
         compressed("a third", 0.33, "distilled", UNLABELLED),
+        served("the original alone, ONNX Runtime", "minilm", 1.0, "onnx", SIMILARITY),
         in_megabytes("all-MiniLM-L6-v2", SIMILARITY, 10.0),
         in_megabytes("all-mpnet-base-v2", BASE, 50.0),
         base_encoder("half", 0.5),
         in_integers(10.0),
-        served("half of the layers, CTranslate2", "marian", 0.5, "ctranslate2", TRANSLATION, "none"),
+        served("the original alone, CTranslate2", "marian", 1.0, "ctranslate2", TRANSLATION),
+        served("`compress`, half of the layers, CTranslate2", "marian", 0.5, "ctranslate2", TRANSLATION),
         decoder(110),
         *trimmed(f"`compress`, a third, and {TRIM}", "marian", 0.33, "0.75", TRANSLATION, "1,000 steps, no labels"),
         change(
