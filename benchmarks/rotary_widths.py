@@ -112,7 +112,7 @@ def wanted(draws: int) -> Iterator[dict]:
     yield {"method": "stock", "width": 1.0, "fit": None, "draws": None}
     for share, parts in itertools.product(CACHES, PARTS):
         method = f"compress {share} of cache: {', '.join(parts)}"
-        yield {"method": method, "width": None, "fit": STEPS, "draws": 1}
+        yield {"method": method, "width": None, "fit": STEPS, "draws": draws}
     for fit in (None, STEPS):
         for method in METHODS if fit is None else FITTED:
             is_certain = method == "weights" and fit is None
@@ -127,8 +127,10 @@ def measured(row: Mapping, text: Text, original: LlamaForCausalLM) -> dict:
         models = [narrowed(text, method, row["width"], row["fit"] or 0, draw) for draw in range(row["draws"])]
     elif method != "stock":
         share, parts = method.removeprefix("compress ").split(" of cache: ")
-        models = [load()]
-        compress(models[0], text.calibration(0), float(share), of="cache", parts=parts.split(", "))
+        models = [load() for _ in range(row["draws"])]
+        for draw, model in enumerate(models):
+            batches = text.calibration(draw)
+            compress(model, batches, float(share), of="cache", parts=parts.split(", "), seed=draw)
     values = [perplexity(model, text.test("val")) for model in models]
     stored = original.dtype.itemsize
     sizes = {

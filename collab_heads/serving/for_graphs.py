@@ -43,12 +43,8 @@ class Graph(Target):
 
     def check(self, model, int8, tokenizer):
         super().check(model, int8, tokenizer)
-        dtypes = {parameter.dtype for parameter in model.parameters()}
-        if int8 and dtypes != {torch.float32}:
-            raise ArgumentError(
-                f"int8=True: the model has weights in {', '.join(sorted(map(str, dtypes)))}; load it with "
-                "dtype=torch.float32"
-            )
+        if int8:
+            check_dtypes(model, (torch.float32,), "int8=True")
 
     def check_installed(self, int8):
         super().check_installed(int8)
@@ -157,6 +153,12 @@ class Onnx(Graph):
     name: ClassVar[ExportTarget] = "onnx"
     engine = "onnx"
 
+    def check(self, model, int8, tokenizer):
+        super().check(model, int8, tokenizer)
+        # it has no kernels of bfloat16 on processors, and transformers' exporter makes caches of float32
+        known = (torch.float32,) if model.can_generate() else (torch.float32, torch.float16)
+        check_dtypes(model, known, f"to={self.name!r}")
+
     def exporter(self):
         from transformers.exporters.exporter_onnx import OnnxExporter
 
@@ -192,6 +194,14 @@ class OpenVino(Graph):
 
     def pack(self, program, grids):
         pack_openvino(program, grids)
+
+
+def check_dtypes(model: PreTrainedModel, known: Collection[torch.dtype], option: str) -> None:
+    """Raise ArgumentError, which names an option, if a model has weights of other types."""
+    dtypes = {parameter.dtype for parameter in model.parameters()}
+    if not dtypes <= set(known):
+        found = ", ".join(sorted(map(str, dtypes)))
+        raise ArgumentError(f"{option}: the model has weights in {found}; load it with dtype=torch.float32")
 
 
 def generating(

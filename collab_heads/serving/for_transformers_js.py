@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
 from transformers import PreTrainedModel
 
 from collab_heads.base.option_values import ExportTarget
@@ -17,7 +18,8 @@ from collab_heads.serving.text_reader import STATES
 
 FOLDER = "onnx"
 FILES = {SINGLE: "model", ENCODER: "encoder_model", DECODER: "decoder_model_merged"}  # of graphs
-SUFFIXES = {"fp32": "", "q8": "_quantized", "q4": "_q4"}  # of files, by what the library calls their numbers
+# of files, by what the library calls their numbers
+SUFFIXES = {"fp32": "", "fp16": "_fp16", "q8": "_quantized", "q4": "_q4"}
 FOUR = 4  # bits
 MOST = 2**31 - 2**20  # bytes of a graph with its weights in one file, which a browser fetches
 # an array of a cache, as transformers' exporter names it
@@ -67,10 +69,10 @@ class TransformersJs(Onnx):
 
 
 def dtype_of(model: PreTrainedModel, int8: bool) -> str:
-    """Return what transformers.js calls the numbers of a graph: fp32, q8 or q4."""
+    """Return what transformers.js calls the numbers of a graph: fp32, fp16, q8 or q4."""
     bits = [OF_ROWS] * int8 + [grid.bits for _, _, grid in on_grid(model) if grid is not None]
     if not bits:
-        return "fp32"
+        return "fp16" if model.dtype == torch.float16 else "fp32"
     return "q8" if max(bits) > FOUR else "q4"
 
 

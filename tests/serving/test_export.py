@@ -630,6 +630,18 @@ def test_stock_checkpoints_of_other_types(dtype, tmp_path):
             norm.float()  # mixed
 
 
+@pytest.mark.parametrize(
+    "family, dtype", (("bert", torch.bfloat16), ("bert", torch.float64), ("gpt2", torch.float16), ("t5", torch.float16))
+)
+def test_types_that_onnx_runtime_does_not_compute_are_refused_before(family, dtype, tmp_path):
+    model = FAMILIES[family].build().to(dtype)
+    for to in ("onnx", "transformers.js"):
+        said = rf"to='{to}': the model has weights in {dtype}; load it with dtype=torch\.float32"
+        with pytest.raises(ArgumentError, match=said):
+            export(model, tmp_path / "served", to)
+    assert not list(tmp_path.iterdir())
+
+
 NEIGHBOURS = 1e-5  # of the largest value: products of other shapes are summed in another order; seen: 1.3e-6
 
 

@@ -108,12 +108,15 @@ def minilm(kind):
     if kind == "four bits":
         batches = [tokenizer(sentences(16, seed=seed), padding=True, return_tensors="pt") for seed in range(2)]
         compress(model, batches, "12.95MB", bits=4, parts=(), refine_steps=0)
-    return model, tokenizer
+    return (model.half() if kind == "half" else model), tokenizer
 
 
-@pytest.mark.parametrize("kind, suffix", (("float", ""), ("int8", "_quantized"), ("four bits", "_q4")))
-def test_the_embeddings_of_an_encoder_in_its_own_layout(kind, suffix, tmp_path):
-    model, tokenizer = minilm(kind)
+FORMS = {"float": "", "half": "_fp16", "int8": "_quantized", "four bits": "_q4"}
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_the_embeddings_of_an_encoder_in_its_own_layout(kind, tmp_path):
+    (model, tokenizer), suffix = minilm(kind), FORMS[kind]
     export(model, tmp_path / "served", "transformers.js", tokenizer=tokenizer, int8=kind == "int8")
     assert not (tmp_path / "served/modules.json").exists()
     assert [each.name for each in (tmp_path / "served/onnx").iterdir()] == [f"model{suffix}.onnx"]
