@@ -14,7 +14,7 @@ from transformers.modeling_outputs import CausalLMOutput
 from transformers.utils import ModelOutput
 
 from collab_heads.errors import ArgumentError, ModelStateError
-from collab_heads.serving.ctranslate2_engines import ids, rows_of
+from collab_heads.serving.ctranslate2_engines import check_ids, ids, rows_of
 from collab_heads.serving.target import first_line
 from collab_heads.serving.text_reader import EmbedsTexts, Texts
 
@@ -126,8 +126,7 @@ class ReadsTexts(EmbedsTexts, PreTrainedModel, GenerationMixin):
         if token_type_ids is not None and bool(token_type_ids.any()):
             raise ArgumentError(f"token_type_ids is not 0 everywhere: {self.engine_name} reads no pairs of texts here")
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        if input_ids.numel() and not 0 <= int(input_ids.min()) <= int(input_ids.max()) < self.size:
-            raise ArgumentError(f"input_ids hold {int(input_ids.max())}: the model has {self.size} tokens")
+        check_ids("input_ids", input_ids, self.size, "tokens")
         if not bool(mask.any(-1).all()):
             raise ArgumentError(f"a text of no tokens: {self.engine_name} reads none such")
         return mask, [ids(row) for row in rows_of({"input_ids": input_ids, "attention_mask": mask})]

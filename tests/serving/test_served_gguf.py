@@ -163,7 +163,7 @@ def test_embeddings_are_those_of_sentence_transformers(normalizes, tmp_path):
     ("inputs", "message"),
     [
         ({"input_ids": torch.tensor([[1, 1 << 20]])}, "input_ids hold 1048576: the model has"),
-        ({"input_ids": torch.tensor([[1, -1]])}, "input_ids hold"),
+        ({"input_ids": torch.tensor([[1, -1]])}, "input_ids hold -1: the model has"),
         ({"input_ids": torch.ones(1, 4000, dtype=torch.long)}, "a text of 4000 tokens: the model reads 2048 at most"),
         ({"input_ids": torch.tensor([[1, 2]]), "token_type_ids": torch.tensor([[0, 1]])}, "token_type_ids is not 0"),
         (

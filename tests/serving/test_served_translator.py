@@ -10,7 +10,7 @@ import translation_models
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BertConfig, BertModel
 
 from collab_heads import evaluate, export, load_exported
-from collab_heads.errors import DataError, ModelStateError, UnsupportedModelError
+from collab_heads.errors import ArgumentError, DataError, ModelStateError, UnsupportedModelError
 from collab_heads.saving.source_files import files_in
 from collab_heads.serving.converted import is_converted
 from collab_heads.serving.served_translator import ServedTranslator
@@ -127,6 +127,11 @@ def test_an_encoder_is_checked_and_a_decoder_refused(tmp_path):
         encoder.encode(["w1"])
     with pytest.raises(ModelStateError, match=r"CTranslate2 fails on these texts: .*: cut them"):
         encoder(torch.full((1, 600), 5))
+    for bad, said in (([[5, 40]], "hold 40: the model has 40 tokens"), ([[-1, 5]], "hold -1")):
+        with pytest.raises(ArgumentError, match=f"input_ids {said}"):
+            encoder(torch.tensor(bad))
+    with pytest.raises(ArgumentError, match="token_type_ids hold 2: the model has 2 types of tokens"):
+        encoder(ids, mask, types * 2)
     (folder / "model.bin").write_bytes((folder / "model.bin").read_bytes()[:-1])
     with pytest.raises(DataError, match=r"model\.bin"):
         load_exported(folder)
