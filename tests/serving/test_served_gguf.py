@@ -178,6 +178,15 @@ def test_inputs_that_it_does_not_read_are_refused(inputs, message, decoder):
 
 
 @runs
+def test_an_engine_that_has_no_memory_for_a_long_text_is_not_given_it_later(decoder, monkeypatch):
+    served, long = load_exported(decoder[0] / "served", threads=1), torch.ones(1, 300, dtype=torch.long)
+    with monkeypatch.context() as patched, pytest.raises(DataError, match="no memory"):
+        patched.setattr(served_gguf, "Predicts", lambda *_: exec("raise ValueError('no memory')"))
+        served(long)
+    assert served(long).logits.shape[1] == 300
+
+
+@runs
 def test_a_folder_is_checked_before_the_engine_reads_it(decoder, tmp_path, monkeypatch):
     folder = shutil.copytree(decoder[0] / "served", tmp_path / "changed")
     content = (folder / GGUF).read_bytes()
