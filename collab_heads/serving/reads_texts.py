@@ -70,8 +70,8 @@ class ReadsTexts(EmbedsTexts, PreTrainedModel, GenerationMixin):
             input_ids: [B, T].
             attention_mask: [B, T], 1 for tokens that count; None for all.
             token_type_ids: [B, T]; the engine takes every token for one of type 0.
-            logits_to_keep: 1 for the logits after each text alone, [B, 1, V]; the engine then remembers the texts, and
-                reads only what is new in the next call.
+            logits_to_keep: the last positions that logits are returned of; 0 for all. 1 is for the logits after each
+                text alone, [B, 1, V]; the engine then remembers the texts, and reads only what is new in the next call.
             use_cache: is not used; `generate` passes it.
             return_dict: the same.
 
@@ -83,7 +83,10 @@ class ReadsTexts(EmbedsTexts, PreTrainedModel, GenerationMixin):
         mask, texts = self.texts_in(input_ids, attention_mask, token_type_ids)
         if logits_to_keep == 1:
             return CausalLMOutput(logits=self.after(texts)[:, None])
-        return self.output([self.read(text) for text in texts], mask)
+        output = self.output([self.read(text) for text in texts], mask)
+        if logits_to_keep and "logits" in output:
+            output.logits = output.logits[:, -logits_to_keep:]
+        return output
 
     def output(self, rows: Sequence[Tensor], mask: Tensor) -> ModelOutput:
         """Return the output for a batch.
@@ -127,7 +130,7 @@ class ReadsTexts(EmbedsTexts, PreTrainedModel, GenerationMixin):
             raise ArgumentError(f"token_type_ids is not 0 everywhere: {self.engine_name} reads no pairs of texts here")
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         check_ids("input_ids", input_ids, self.size, "tokens")
-        if not bool(mask.any(-1).all()):
+        if not (len(mask) and bool(mask.any(-1).all())):
             raise ArgumentError(f"a text of no tokens: {self.engine_name} reads none such")
         return mask, [ids(row) for row in rows_of({"input_ids": input_ids, "attention_mask": mask})]
 

@@ -129,6 +129,7 @@ def test_it_is_called_and_generates_as_the_original(in_torch, caplog, monkeypatc
     expected = model(**batch, position_ids=(counts.cumsum(-1) - 1).clamp(min=0)).logits
     found = served(**batch).logits
     assert not found[~counts].any()
+    torch.testing.assert_close(served(**batch, logits_to_keep=2).logits, found[:, -2:])
     torch.testing.assert_close(found[counts], expected[counts], rtol=0, atol=FP32_NOISE * float(expected.abs().max()))
     for beams in (1, 3):
         options = {"do_sample": False, "num_beams": beams, "min_new_tokens": 6, "max_new_tokens": 6}
@@ -159,6 +160,9 @@ def test_texts_that_it_does_not_read_are_refused(in_torch, monkeypatch):
         served(tokens(1, 3), token_type_ids=torch.ones(1, 3, dtype=torch.long))
     with pytest.raises(ArgumentError, match="a text of no tokens: ExecuTorch reads none such"):
         served(tokens(1, 3), torch.zeros(1, 3, dtype=torch.long))
+    for count in (0, 1):
+        with pytest.raises(ArgumentError, match="a text of no tokens: ExecuTorch reads none such"):
+            served(tokens(2, 3)[:0], logits_to_keep=count)
     with pytest.raises(ArgumentError, match="65 texts: ExecuTorch continues 64 at a time here"):
         served(tokens(65, 3), logits_to_keep=1)
     with pytest.raises(ModelStateError, match="puts out no sentence_embedding"):
