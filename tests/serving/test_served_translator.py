@@ -51,9 +51,21 @@ def test_it_searches_as_pytorch_does(original, served):
         assert tokenizer.batch_decode(ids, skip_special_tokens=True) == expected, changes
         found.append(tuple(expected))
     assert len(set(found)) == 4
+    config = translator.generation_config
+    for settings in ({}, {"max_new_tokens": 3}, {"num_beams": 3, "max_new_tokens": 12}):
+        expected = tokenizer.batch_decode(model.generate(**batch, **settings), skip_special_tokens=True)
+        assert tokenizer.batch_decode(translator.generate(**batch, **settings), skip_special_tokens=True) == expected
+        assert torch.equal(
+            translator.generate(batch["input_ids"], **settings), translator.generate(**batch, **settings)
+        )
+    assert config.num_beams == 2 and config.max_new_tokens is None
+    for wrong in (batch["input_ids"][:0], torch.cat([batch["input_ids"]] * 2)):
+        with pytest.raises(ArgumentError, match="a text of no tokens"):
+            translator.generate(input_ids=wrong, attention_mask=(torch.arange(len(wrong)) < 3)[:, None] * (wrong >= 0))
+    config = copy.deepcopy(model.generation_config)
     config.max_length = 200
     with pytest.raises(ModelStateError, match=r"CTranslate2 fails on these texts: No position .*: cut them"):
-        translator.generate(config, input_ids=torch.full((1, 80), 5), attention_mask=torch.ones(1, 80))
+        translator.generate(torch.full((1, 80), 5), config)
 
 
 @pytest.mark.slow
@@ -101,8 +113,8 @@ def test_load_exported_takes_the_tokenizer_of_the_folder(original, served, tmp_p
     tokenizer, translator = AutoTokenizer.from_pretrained(original), load_exported(served, threads=2)
     batch, config = tokenizer(["w1 w2 w3"], return_tensors="pt"), copy.deepcopy(translator.generation_config)
     config.max_length = 16
-    expected = ServedTranslator(served, tokenizer).generate(config, **batch)
-    torch.testing.assert_close(translator.generate(config, **batch), expected)
+    expected = ServedTranslator(served, tokenizer).generate(**batch, generation_config=config)
+    torch.testing.assert_close(translator.generate(**batch, generation_config=config), expected)
     with pytest.raises(ModelStateError, match="puts out no sentence_embedding"):
         translator.encode(["w1"])
     bare = shutil.copytree(served, tmp_path / "bare")
