@@ -85,7 +85,7 @@ class ReadsTexts(EmbedsTexts, PreTrainedModel, GenerationMixin):
             return CausalLMOutput(logits=self.after(texts)[:, None])
         output = self.output([self.read(text) for text in texts], mask)
         if logits_to_keep and "logits" in output:
-            output.logits = output.logits[:, -logits_to_keep:]
+            output["logits"] = output["logits"][:, -logits_to_keep:]
         return output
 
     def output(self, rows: Sequence[Tensor], mask: Tensor) -> ModelOutput:
