@@ -158,7 +158,7 @@ class ReadsTexts(EmbedsTexts, PreTrainedModel, GenerationMixin):
 
 def spread(rows: Sequence[Tensor], mask: Tensor) -> Tensor:
     """Return what was put out for the tokens of each row, at their places in a batch, and zeros elsewhere."""
-    found = torch.zeros(*mask.shape, rows[0].shape[-1])
+    found = rows[0].new_zeros(*mask.shape, rows[0].shape[-1])
     found[mask.bool()] = torch.cat(list(rows))
     return found
 

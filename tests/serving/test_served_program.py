@@ -150,6 +150,15 @@ def test_what_was_read_is_remembered_as_it_was(in_torch):
         torch.testing.assert_close(found[0, 0], expected[0, -1], rtol=0, atol=FP32_NOISE * float(expected.abs().max()))
 
 
+@torch.no_grad()
+def test_a_model_in_half_precision_has_its_logits_in_it(in_torch):
+    model, batch = decoder("llama").bfloat16(), rows_of_two(12)
+    served, _ = in_torch(model)
+    found = served(**batch).logits
+    assert found.dtype == torch.bfloat16 and found[0].any(-1).all()
+    assert served(**batch, logits_to_keep=1).logits.dtype == torch.bfloat16
+
+
 def test_texts_that_it_does_not_read_are_refused(in_torch, monkeypatch):
     served, _ = in_torch(decoder("llama"))
     with pytest.raises(ArgumentError, match=f"a text of {ROOM + 1} tokens: the model reads {ROOM} at most"):
