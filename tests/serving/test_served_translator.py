@@ -82,6 +82,14 @@ def test_it_is_scored_beside_its_original(original, served):
         evaluate(served, served, task="perplexity", data=[{"text": "w1 w2"}])
 
 
+def test_a_tokenizer_is_in_the_folder_itself(served, tmp_path):
+    folder = shutil.copytree(served, tmp_path / "linked")
+    shutil.move(folder / "vocab.json", tmp_path / "vocab.json")
+    (folder / "vocab.json").symlink_to(tmp_path / "vocab.json")
+    with pytest.raises(DataError, match=r"vocab\.json leads out of the folder"):
+        load_exported(folder)
+
+
 def test_a_folder_is_checked_before_the_engine_reads_it(original, served, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(original)
     assert is_converted(served) and not is_converted(original)
