@@ -106,7 +106,8 @@ class ServedTranslator(Converted):
 
 def checked(config: GenerationConfig, tokenizer: Any) -> GenerationConfig:
     """Return the settings of a search, or raise ConfigError for one that the engine cannot read, or not in memory."""
-    for name, most in (("num_beams", MOST_BEAMS), ("no_repeat_ngram_size", MAX_SIZE)):
+    sizes = dict.fromkeys(("no_repeat_ngram_size", "max_length", "max_new_tokens"), MAX_SIZE)
+    for name, most in ({"num_beams": MOST_BEAMS} | sizes).items():
         value = getattr(config, name)
         expect(value is None or is_index(value, most + 1), name, value, f"a whole number up to {most}")
     for name in ("length_penalty", "repetition_penalty"):

@@ -99,6 +99,7 @@ def test_a_folder_is_checked_before_the_engine_reads_it(original, served, tmp_pa
         ("generation_config.json", b"{", "generation_config.json"),
         ("generation_config.json", b'{"num_beams": 1000000000}', "generation_config.json .*num_beams is 1000000000"),
         ("generation_config.json", b'{"num_beams": "many"}', "generation_config.json .*num_beams is 'many'"),
+        ("generation_config.json", b'{"max_length": "x"}', "generation_config.json .*max_length is 'x'"),
         ("generation_config.json", b'{"length_penalty": "x"}', "generation_config.json .*length_penalty is 'x'"),
         ("generation_config.json", b'{"forced_bos_token_id": 99999}', "generation_config.json .*forced_bos_token_id"),
     ):
