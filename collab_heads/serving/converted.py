@@ -1,6 +1,8 @@
 """Open models in CTranslate2: check their folder, and read the kind that their file says."""
 
 import os
+import re
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from collab_heads.sites.state import expect
 
 WEIGHTS = "model.bin"  # as CTranslate2 names the file
 ENCODES = b"TransformerEncoderSpec"  # what the file of an encoder begins with, after two numbers
+VERSION = 6  # of that file; one of another version may have its parts elsewhere
+TABLE = re.compile(rb"encoder/embeddings_\d/weight\0")  # of tokens, and then of their types
 
 
 class Converted(EmbedsTexts, PreTrainedModel):
@@ -78,6 +82,28 @@ def encodes(folder: Path) -> bool:
     """Return True if the model in a folder for CTranslate2 is an encoder."""
     with (folder / WEIGHTS).open("rb") as file:
         return file.read(6 + len(ENCODES))[6:] == ENCODES
+
+
+def table_sizes(folder: Path) -> list[int]:
+    """Return how many tokens, and how many types of them, an encoder in CTranslate2 knows, by its file.
+
+    Args:
+        folder: of a model that the engine has loaded.
+    """
+    with (folder / WEIGHTS).open("rb") as file:
+
+        def number(kind: str) -> int:
+            return int(struct.unpack(f"<{kind}", file.read(struct.calcsize(f"<{kind}")))[0])
+
+        found = dict[bytes, int]()
+        version, _, _, count = number("I"), file.read(number("H")), number("I"), number("I")
+        for _ in range(count if version == VERSION else 0):
+            name, shape = file.read(number("H")), [number("I") for _ in range(number("B"))]
+            if TABLE.fullmatch(name):
+                found[name] = shape[0]
+            file.seek(1, os.SEEK_CUR)  # the type of its numbers
+            file.seek(number("I"), os.SEEK_CUR)
+    return [found[name] for name in sorted(found)]
 
 
 def config_in(folder: Path) -> Mapping[str, Any]:

@@ -10,8 +10,8 @@ from transformers.utils import ModelOutput
 
 from collab_heads.errors import ModelStateError
 from collab_heads.saving.source_files import listed
-from collab_heads.serving.converted import Converted
-from collab_heads.serving.ctranslate2_engines import ids, rows_of
+from collab_heads.serving.converted import Converted, table_sizes
+from collab_heads.serving.ctranslate2_engines import check_ids, ids, rows_of
 from collab_heads.serving.sentence_encoder import OF_ENCODER, SentenceEncoder
 from collab_heads.serving.target import first_line
 from collab_heads.serving.text_reader import EMBEDDING, STATES
@@ -34,6 +34,7 @@ class ConvertedEncoder(Converted):
         config = PretrainedConfig(architectures=[type(self).__name__])
         super().__init__(folder, config, "Encoder", "encoder", threads, check)
         self.encoder: SentenceEncoder | None = None
+        self.sizes = table_sizes(folder)
         self.dim = self.states([[0]]).shape[-1]
         if (folder / OF_ENCODER).exists():
             self.encoder = SentenceEncoder(folder, listed(folder, OF_ENCODER), self.dim)
@@ -69,8 +70,13 @@ class ConvertedEncoder(Converted):
             token_type_ids: [B, T]; None for 0.
 
         Raises:
+            ArgumentError: if the model has no such token, or type of one.
             ModelStateError: if the engine fails.
         """
+        tables = ("input_ids", input_ids, "tokens"), ("token_type_ids", token_type_ids, "types of tokens")
+        for (name, numbers, what), size in zip(tables, self.sizes, strict=False):
+            if numbers is not None:
+                check_ids(name, numbers, size, what)
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         given = {"input_ids": input_ids, "token_type_ids": token_type_ids, "attention_mask": mask}
         rows = list(rows_of({name: value for name, value in given.items() if value is not None}))

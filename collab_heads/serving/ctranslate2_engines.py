@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
 from collab_heads.contract.registry import ctranslate2_form
+from collab_heads.errors import ArgumentError
 from collab_heads.files.reading import parse_json, read_text
 from collab_heads.serving.comparison import NEW_TOKENS, Differences, greedy, source_of
 
@@ -197,6 +198,20 @@ def engine_of(model: PreTrainedModel) -> type[Engine] | None:
 def ids(row: Mapping, name: str = "input_ids") -> list[int]:
     """Return the ids of a row."""
     return row[name][0].tolist()
+
+
+def check_ids(name: str, numbers: Tensor, size: int, what: str) -> None:
+    """Raise ArgumentError if a number is not from 0 to size - 1: engines read beside their tables then.
+
+    Args:
+        name: of the numbers.
+        numbers: of any shape.
+        size: of the table that they are looked up in.
+        what: its rows are.
+    """
+    wrong = numbers[(numbers < 0) | (numbers >= size)]
+    if wrong.numel():
+        raise ArgumentError(f"{name} hold {int(wrong[0])}: the model has {size} {what}")
 
 
 def rows_of(inputs: Mapping) -> Iterator[dict[str, Tensor]]:

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from collab_heads.base.extras import check_extra
 from collab_heads.base.option_values import ExportTarget
 from collab_heads.contract.registry import is_lone_decoder
-from collab_heads.errors import ArgumentError, CollabHeadsError, UnsupportedModelError
+from collab_heads.errors import ArgumentError, CollabHeadsError, DataError, UnsupportedModelError
 from collab_heads.layers.attention import CACHE
 from collab_heads.layers.weight_grid import OF_ROWS
 from collab_heads.serving.comparison import compare, naming_outputs
@@ -105,7 +105,10 @@ class Graph(Target):
 
     def load(self, model, folder):
         with quiet(), self.naming(model):
-            return load_exported(folder, threads=1, check=False)  # digests are written last
+            try:
+                return load_exported(folder, threads=1, check=False)  # digests are written last
+            except DataError as error:  # of a file that was just written: its engine cannot run it
+                raise error.__cause__ or error from None
 
     def compare(self, model, folder, batches, tokenizer):
         served = InEngine(self.load(model, folder), partial(self.naming, model))

@@ -15,7 +15,7 @@ from collab_heads.saving.source_files import files_in
 from collab_heads.serving.converted import encodes, is_converted
 from collab_heads.serving.converted_encoder import ConvertedEncoder
 from collab_heads.serving.exported_folder import CONFIG, EXPORT, GENERATION, naming, read_exported
-from collab_heads.serving.graph_engines import ENGINES
+from collab_heads.serving.graph_engines import ENGINES, check_inside
 from collab_heads.serving.served_gguf import ServedGguf
 from collab_heads.serving.served_model import ServedModel
 from collab_heads.serving.served_program import ServedProgram, holds_cache
@@ -85,6 +85,8 @@ def load_converted(folder: Path, threads: int, check: bool) -> ConvertedEncoder 
         return ConvertedEncoder(folder, threads, check)
     if not files_in(folder):
         raise ModelStateError(f"{folder} has no tokenizer: export with tokenizer=, or save it there")
+    for file in files_in(folder):
+        check_inside(file)
     with naming(folder):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     return ServedTranslator(folder, tokenizer, threads, check)

@@ -14,7 +14,7 @@ from transformers.modeling_outputs import CausalLMOutput
 from transformers.utils import ModelOutput
 
 from collab_heads.errors import ArgumentError, ModelStateError
-from collab_heads.serving.ctranslate2_engines import ids, rows_of
+from collab_heads.serving.ctranslate2_engines import check_ids, ids, rows_of
 from collab_heads.serving.target import first_line
 from collab_heads.serving.text_reader import EmbedsTexts, Texts
 
@@ -48,7 +48,8 @@ class ReadsTexts(EmbedsTexts, PreTrainedModel, GenerationMixin):
 
         Args:
             args: those of `generate` in transformers.
-            kwargs: the same; `use_cache` is not used, since the engine has the cache.
+            kwargs: the same, but for what asks for more than logits (`guidance_scale`, `output_hidden_states`);
+                `use_cache` is not used, since the engine has the cache.
         """
         return cast(Any, GenerationMixin).generate(self, *args, **{**kwargs, "use_cache": False})
 
@@ -70,8 +71,8 @@ class ReadsTexts(EmbedsTexts, PreTrainedModel, GenerationMixin):
             input_ids: [B, T].
             attention_mask: [B, T], 1 for tokens that count; None for all.
             token_type_ids: [B, T]; the engine takes every token for one of type 0.
-            logits_to_keep: 1 for the logits after each text alone, [B, 1, V]; the engine then remembers the texts, and
-                reads only what is new in the next call.
+            logits_to_keep: the last positions that logits are returned of; 0 for all. 1 is for the logits after each
+                text alone, [B, 1, V]; the engine then remembers the texts, and reads only what is new in the next call.
             use_cache: is not used; `generate` passes it.
             return_dict: the same.
 
@@ -83,7 +84,10 @@ class ReadsTexts(EmbedsTexts, PreTrainedModel, GenerationMixin):
         mask, texts = self.texts_in(input_ids, attention_mask, token_type_ids)
         if logits_to_keep == 1:
             return CausalLMOutput(logits=self.after(texts)[:, None])
-        return self.output([self.read(text) for text in texts], mask)
+        output = self.output([self.read(text) for text in texts], mask)
+        if logits_to_keep and "logits" in output:
+            output["logits"] = output["logits"][:, -logits_to_keep:]
+        return output
 
     def output(self, rows: Sequence[Tensor], mask: Tensor) -> ModelOutput:
         """Return the output for a batch.
@@ -121,14 +125,16 @@ class ReadsTexts(EmbedsTexts, PreTrainedModel, GenerationMixin):
             token_type_ids: [B, T]; None for zeros.
 
         Raises:
-            ArgumentError: if a token is none of the vocabulary, or of another type, or a row has none.
+            ArgumentError: if a token is none of the vocabulary, or of another type, or a row has none, or the mask has
+                another shape.
         """
         if token_type_ids is not None and bool(token_type_ids.any()):
             raise ArgumentError(f"token_type_ids is not 0 everywhere: {self.engine_name} reads no pairs of texts here")
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        if input_ids.numel() and not 0 <= int(input_ids.min()) <= int(input_ids.max()) < self.size:
-            raise ArgumentError(f"input_ids hold {int(input_ids.max())}: the model has {self.size} tokens")
-        if not bool(mask.any(-1).all()):
+        if mask.shape != input_ids.shape:
+            raise ArgumentError(f"attention_mask has the shape {[*mask.shape]}, and input_ids {[*input_ids.shape]}")
+        check_ids("input_ids", input_ids, self.size, "tokens")
+        if not (len(mask) and bool(mask.any(-1).all())):
             raise ArgumentError(f"a text of no tokens: {self.engine_name} reads none such")
         return mask, [ids(row) for row in rows_of({"input_ids": input_ids, "attention_mask": mask})]
 
@@ -156,7 +162,7 @@ class ReadsTexts(EmbedsTexts, PreTrainedModel, GenerationMixin):
 
 def spread(rows: Sequence[Tensor], mask: Tensor) -> Tensor:
     """Return what was put out for the tokens of each row, at their places in a batch, and zeros elsewhere."""
-    found = torch.zeros(*mask.shape, rows[0].shape[-1])
+    found = rows[0].new_zeros(*mask.shape, rows[0].shape[-1])
     found[mask.bool()] = torch.cat(list(rows))
     return found
 

@@ -77,10 +77,11 @@ class ServedGguf(ReadsTexts):
         """
         self.check_length(tokens)
         if tokens > self.room:
-            self.room = min(max(FEWEST, 2 * self.room, tokens), self.positions)
+            room = min(max(FEWEST, 2 * self.room, tokens), self.positions)
             kind = Embeds if self.facts.form.embeds else Predicts
             with naming(self.file):
-                self.engine = kind(self.file, self.room, self.threads)
+                self.engine = kind(self.file, room, self.threads)
+            self.room = room  # not before: the engine ends the process on a text that is longer than its room
         return self.engine
 
     def output(self, rows: Sequence[Tensor], mask: Tensor) -> ModelOutput:

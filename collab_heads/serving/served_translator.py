@@ -1,5 +1,6 @@
 """A translation model in CTranslate2 that is called as the original's `generate` is: what `evaluate` scores."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,14 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PretrainedConfig
 
 from collab_heads.base.checks import MAX_SIZE, is_index, is_number
-from collab_heads.errors import ModelStateError
+from collab_heads.errors import ArgumentError, ModelStateError
 from collab_heads.serving.converted import Converted
 from collab_heads.serving.ctranslate2_engines import ids, rows_of
 from collab_heads.serving.exported_folder import GENERATION, naming, read_json
 from collab_heads.serving.target import first_line
 from collab_heads.sites.state import expect
 
+LONGEST = 21  # tokens of a translation, the first included, where nothing says how many: as in transformers
 MOST_BEAMS = 1024  # each takes memory of its own
 
 
@@ -48,22 +50,35 @@ class ServedTranslator(Converted):
         """Return True."""
         return True
 
-    def generate(self, generation_config: GenerationConfig, do_sample: bool = False, **inputs: Tensor) -> Tensor:
+    def generate(
+        self, inputs: Tensor | None = None, generation_config: GenerationConfig | None = None, **settings: Any
+    ) -> Tensor:
         """Return the ids of the translations, [B, T].
 
         Args:
+            inputs: the ids of the texts, [B, S].
             generation_config: the beams, the length penalty, what is not to be repeated, the longest translation, and
-                the first token, if it is that of a language. CTranslate2 does not read other settings.
-            do_sample: is not used; the engine searches.
-            inputs: `input_ids` and `attention_mask`, [B, S].
+                the first token, if it is that of a language. CTranslate2 does not read other settings, and always
+                searches. None for that of the model.
+            settings: in place of those of the config; also `input_ids`, and `attention_mask`, [B, S]. Without it,
+                padding does not count.
 
         Raises:
+            ArgumentError: if a text has no tokens.
             ModelStateError: if the engine cannot read them, such as texts longer than its positions.
         """
-        given, spell = generation_config, self.tokenizer.convert_ids_to_tokens
+        given, spell = copy.deepcopy(generation_config or self.generation_config), self.tokenizer.convert_ids_to_tokens
+        batch = given.update(**settings)
+        if inputs is not None:
+            batch["input_ids"] = inputs
+        if batch.get("attention_mask") is None:
+            batch["attention_mask"] = batch["input_ids"] != self.tokenizer.pad_token_id
+        longest = (given.max_length or LONGEST) if given.max_new_tokens is None else given.max_new_tokens + 1
         first = [] if self.begins else [given.decoder_start_token_id]
         start = spell([number for number in (*first, given.forced_bos_token_id) if number is not None])
-        texts = [spell(ids(row)) for row in rows_of(inputs)]
+        texts = [spell(ids(row)) for row in rows_of(batch)]
+        if not texts or len(texts) < len(batch["input_ids"]):
+            raise ArgumentError("a text of no tokens: leave it out")
         try:
             found = self.engine.translate_batch(
                 texts,
@@ -73,7 +88,7 @@ class ServedTranslator(Converted):
                 repetition_penalty=given.repetition_penalty or 1.0,
                 no_repeat_ngram_size=given.no_repeat_ngram_size or 0,
                 # without the token before the first, and the last one if PyTorch makes it the end
-                max_decoding_length=given.max_length - 1 - (given.forced_eos_token_id is not None),
+                max_decoding_length=longest - 1 - (given.forced_eos_token_id is not None),
             )
         except (RuntimeError, ValueError) as error:
             raise ModelStateError(f"CTranslate2 fails on these texts: {first_line(error)}: cut them") from error
@@ -91,7 +106,8 @@ class ServedTranslator(Converted):
 
 def checked(config: GenerationConfig, tokenizer: Any) -> GenerationConfig:
     """Return the settings of a search, or raise ConfigError for one that the engine cannot read, or not in memory."""
-    for name, most in (("num_beams", MOST_BEAMS), ("no_repeat_ngram_size", MAX_SIZE)):
+    sizes = dict.fromkeys(("no_repeat_ngram_size", "max_length", "max_new_tokens"), MAX_SIZE)
+    for name, most in ({"num_beams": MOST_BEAMS} | sizes).items():
         value = getattr(config, name)
         expect(value is None or is_index(value, most + 1), name, value, f"a whole number up to {most}")
     for name in ("length_penalty", "repetition_penalty"):

@@ -2,7 +2,11 @@
 
 import numpy as np
 import pytest
+from transformers import BertConfig, BertModel
 
+from collab_heads import export
+from collab_heads.errors import UnsupportedModelError
+from collab_heads.serving import for_graphs
 from collab_heads.serving.for_graphs import LEAST, share_weights
 
 onnx = pytest.importorskip("onnx")
@@ -43,6 +47,16 @@ def test_common_weights_are_stored_once(tmp_path):
     assert (tmp_path / "first.onnx.data").read_bytes() == stays
     assert (tmp_path / "second.onnx.data").stat().st_size == 2 * own.nbytes
     assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_graph_that_the_engine_cannot_load_is_not_called_damaged(tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(for_graphs, "check_dtypes", lambda *given: None)
+    sizes = {"vocab_size": 40, "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1}
+    model = BertModel(BertConfig(**sizes)).eval().bfloat16()
+    with pytest.raises(UnsupportedModelError, match=r"onnx fails on BertModel, .*NOT_IMPLEMENTED"):
+        export(model, tmp_path / "served", to="onnx")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_graphs_without_common_weights_stay_as_they_are(tmp_path):

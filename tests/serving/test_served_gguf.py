@@ -163,7 +163,7 @@ def test_embeddings_are_those_of_sentence_transformers(normalizes, tmp_path):
     ("inputs", "message"),
     [
         ({"input_ids": torch.tensor([[1, 1 << 20]])}, "input_ids hold 1048576: the model has"),
-        ({"input_ids": torch.tensor([[1, -1]])}, "input_ids hold"),
+        ({"input_ids": torch.tensor([[1, -1]])}, "input_ids hold -1: the model has"),
         ({"input_ids": torch.ones(1, 4000, dtype=torch.long)}, "a text of 4000 tokens: the model reads 2048 at most"),
         ({"input_ids": torch.tensor([[1, 2]]), "token_type_ids": torch.tensor([[0, 1]])}, "token_type_ids is not 0"),
         (
@@ -175,6 +175,15 @@ def test_embeddings_are_those_of_sentence_transformers(normalizes, tmp_path):
 def test_inputs_that_it_does_not_read_are_refused(inputs, message, decoder):
     with pytest.raises(ArgumentError, match=message):
         load_exported(decoder[0] / "served")(**inputs)
+
+
+@runs
+def test_an_engine_that_has_no_memory_for_a_long_text_is_not_given_it_later(decoder, monkeypatch):
+    served, long = load_exported(decoder[0] / "served", threads=1), torch.ones(1, 300, dtype=torch.long)
+    with monkeypatch.context() as patched, pytest.raises(DataError, match="no memory"):
+        patched.setattr(served_gguf, "Predicts", lambda *_: exec("raise ValueError('no memory')"))
+        served(long)
+    assert served(long).logits.shape[1] == 300
 
 
 @runs

@@ -129,6 +129,7 @@ def test_it_is_called_and_generates_as_the_original(in_torch, caplog, monkeypatc
     expected = model(**batch, position_ids=(counts.cumsum(-1) - 1).clamp(min=0)).logits
     found = served(**batch).logits
     assert not found[~counts].any()
+    torch.testing.assert_close(served(**batch, logits_to_keep=2).logits, found[:, -2:])
     torch.testing.assert_close(found[counts], expected[counts], rtol=0, atol=FP32_NOISE * float(expected.abs().max()))
     for beams in (1, 3):
         options = {"do_sample": False, "num_beams": beams, "min_new_tokens": 6, "max_new_tokens": 6}
@@ -149,6 +150,15 @@ def test_what_was_read_is_remembered_as_it_was(in_torch):
         torch.testing.assert_close(found[0, 0], expected[0, -1], rtol=0, atol=FP32_NOISE * float(expected.abs().max()))
 
 
+@torch.no_grad()
+def test_a_model_in_half_precision_has_its_logits_in_it(in_torch):
+    model, batch = decoder("llama").bfloat16(), rows_of_two(12)
+    served, _ = in_torch(model)
+    found = served(**batch).logits
+    assert found.dtype == torch.bfloat16 and found[0].any(-1).all()
+    assert served(**batch, logits_to_keep=1).logits.dtype == torch.bfloat16
+
+
 def test_texts_that_it_does_not_read_are_refused(in_torch, monkeypatch):
     served, _ = in_torch(decoder("llama"))
     with pytest.raises(ArgumentError, match=f"a text of {ROOM + 1} tokens: the model reads {ROOM} at most"):
@@ -159,6 +169,11 @@ def test_texts_that_it_does_not_read_are_refused(in_torch, monkeypatch):
         served(tokens(1, 3), token_type_ids=torch.ones(1, 3, dtype=torch.long))
     with pytest.raises(ArgumentError, match="a text of no tokens: ExecuTorch reads none such"):
         served(tokens(1, 3), torch.zeros(1, 3, dtype=torch.long))
+    with pytest.raises(ArgumentError, match=r"attention_mask has the shape \[1, 2\], and input_ids \[1, 3\]"):
+        served(tokens(1, 3), torch.ones(1, 2, dtype=torch.long))
+    for count in (0, 1):
+        with pytest.raises(ArgumentError, match="a text of no tokens: ExecuTorch reads none such"):
+            served(tokens(2, 3)[:0], logits_to_keep=count)
     with pytest.raises(ArgumentError, match="65 texts: ExecuTorch continues 64 at a time here"):
         served(tokens(65, 3), logits_to_keep=1)
     with pytest.raises(ModelStateError, match="puts out no sentence_embedding"):

@@ -10,7 +10,7 @@ import translation_models
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BertConfig, BertModel
 
 from collab_heads import evaluate, export, load_exported
-from collab_heads.errors import DataError, ModelStateError, UnsupportedModelError
+from collab_heads.errors import ArgumentError, DataError, ModelStateError, UnsupportedModelError
 from collab_heads.saving.source_files import files_in
 from collab_heads.serving.converted import is_converted
 from collab_heads.serving.served_translator import ServedTranslator
@@ -51,9 +51,21 @@ def test_it_searches_as_pytorch_does(original, served):
         assert tokenizer.batch_decode(ids, skip_special_tokens=True) == expected, changes
         found.append(tuple(expected))
     assert len(set(found)) == 4
+    config = translator.generation_config
+    for settings in ({}, {"max_new_tokens": 3}, {"num_beams": 3, "max_new_tokens": 12}):
+        expected = tokenizer.batch_decode(model.generate(**batch, **settings), skip_special_tokens=True)
+        assert tokenizer.batch_decode(translator.generate(**batch, **settings), skip_special_tokens=True) == expected
+        assert torch.equal(
+            translator.generate(batch["input_ids"], **settings), translator.generate(**batch, **settings)
+        )
+    assert config.num_beams == 2 and config.max_new_tokens is None
+    for wrong in (batch["input_ids"][:0], torch.cat([batch["input_ids"]] * 2)):
+        with pytest.raises(ArgumentError, match="a text of no tokens"):
+            translator.generate(input_ids=wrong, attention_mask=(torch.arange(len(wrong)) < 3)[:, None] * (wrong >= 0))
+    config = copy.deepcopy(model.generation_config)
     config.max_length = 200
     with pytest.raises(ModelStateError, match=r"CTranslate2 fails on these texts: No position .*: cut them"):
-        translator.generate(config, input_ids=torch.full((1, 80), 5), attention_mask=torch.ones(1, 80))
+        translator.generate(torch.full((1, 80), 5), config)
 
 
 @pytest.mark.slow
@@ -70,6 +82,14 @@ def test_it_is_scored_beside_its_original(original, served):
         evaluate(served, served, task="perplexity", data=[{"text": "w1 w2"}])
 
 
+def test_a_tokenizer_is_in_the_folder_itself(served, tmp_path):
+    folder = shutil.copytree(served, tmp_path / "linked")
+    shutil.move(folder / "vocab.json", tmp_path / "vocab.json")
+    (folder / "vocab.json").symlink_to(tmp_path / "vocab.json")
+    with pytest.raises(DataError, match=r"vocab\.json leads out of the folder"):
+        load_exported(folder)
+
+
 def test_a_folder_is_checked_before_the_engine_reads_it(original, served, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(original)
     assert is_converted(served) and not is_converted(original)
@@ -79,6 +99,7 @@ def test_a_folder_is_checked_before_the_engine_reads_it(original, served, tmp_pa
         ("generation_config.json", b"{", "generation_config.json"),
         ("generation_config.json", b'{"num_beams": 1000000000}', "generation_config.json .*num_beams is 1000000000"),
         ("generation_config.json", b'{"num_beams": "many"}', "generation_config.json .*num_beams is 'many'"),
+        ("generation_config.json", b'{"max_length": "x"}', "generation_config.json .*max_length is 'x'"),
         ("generation_config.json", b'{"length_penalty": "x"}', "generation_config.json .*length_penalty is 'x'"),
         ("generation_config.json", b'{"forced_bos_token_id": 99999}', "generation_config.json .*forced_bos_token_id"),
     ):
@@ -101,8 +122,8 @@ def test_load_exported_takes_the_tokenizer_of_the_folder(original, served, tmp_p
     tokenizer, translator = AutoTokenizer.from_pretrained(original), load_exported(served, threads=2)
     batch, config = tokenizer(["w1 w2 w3"], return_tensors="pt"), copy.deepcopy(translator.generation_config)
     config.max_length = 16
-    expected = ServedTranslator(served, tokenizer).generate(config, **batch)
-    torch.testing.assert_close(translator.generate(config, **batch), expected)
+    expected = ServedTranslator(served, tokenizer).generate(**batch, generation_config=config)
+    torch.testing.assert_close(translator.generate(**batch, generation_config=config), expected)
     with pytest.raises(ModelStateError, match="puts out no sentence_embedding"):
         translator.encode(["w1"])
     bare = shutil.copytree(served, tmp_path / "bare")
@@ -127,6 +148,11 @@ def test_an_encoder_is_checked_and_a_decoder_refused(tmp_path):
         encoder.encode(["w1"])
     with pytest.raises(ModelStateError, match=r"CTranslate2 fails on these texts: .*: cut them"):
         encoder(torch.full((1, 600), 5))
+    for bad, said in (([[5, 40]], "hold 40: the model has 40 tokens"), ([[-1, 5]], "hold -1")):
+        with pytest.raises(ArgumentError, match=f"input_ids {said}"):
+            encoder(torch.tensor(bad))
+    with pytest.raises(ArgumentError, match="token_type_ids hold 2: the model has 2 types of tokens"):
+        encoder(ids, mask, types * 2)
     (folder / "model.bin").write_bytes((folder / "model.bin").read_bytes()[:-1])
     with pytest.raises(DataError, match=r"model\.bin"):
         load_exported(folder)
