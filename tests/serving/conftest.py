@@ -1,4 +1,4 @@
-"""An exported BERT with token types, made once: tests of what loading it does."""
+"""What tests of served models share: an exported BERT with token types, made once, and an engine."""
 
 import pytest
 
@@ -12,3 +12,10 @@ def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("served") / "bert"
     export(FAMILIES["bert"].build(), place)
     return place
+
+
+@pytest.fixture
+def executorch():
+    """The engine, which is no part of the tests' packages: pip install executorch."""
+    pytest.importorskip("transformers.exporters.runners", reason="exports of graphs need transformers 5.23")
+    return pytest.importorskip("executorch", reason="ExecuTorch is not installed")

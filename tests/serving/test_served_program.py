@@ -213,13 +213,6 @@ def test_models_that_cannot_are_refused_before_the_work(monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.fixture
-def executorch():
-    """The engine, which is no part of the tests' packages: pip install executorch."""
-    pytest.importorskip("transformers.exporters.runners", reason="exports of graphs need transformers 5.23")
-    return pytest.importorskip("executorch", reason="ExecuTorch is not installed")
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("executorch")
 @pytest.mark.parametrize(("name", "change"), CASES)
