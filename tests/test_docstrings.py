@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from public_names import functions, objects
+from slow_cases import slow
 
 from collab_heads.base.extras import is_installed
 
@@ -71,7 +72,10 @@ NEEDS = {
 }  # a package of an extra
 
 
-@pytest.mark.parametrize("name", SHOWN)
+LONG = ("evaluate",)  # seconds
+
+
+@pytest.mark.parametrize("name", [*(name for name in SHOWN if name not in LONG), *slow(*LONG)])
 def test_examples_in_docstrings_run(name):
     torch.manual_seed(0)
     if name in NEEDS and not is_installed(NEEDS[name]):

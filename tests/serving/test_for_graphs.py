@@ -49,6 +49,7 @@ def test_common_weights_are_stored_once(tmp_path):
     assert len(list(tmp_path.iterdir())) == 4
 
 
+@pytest.mark.slow
 def test_a_graph_that_the_engine_cannot_load_is_not_called_damaged(tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     monkeypatch.setattr(for_graphs, "check_dtypes", lambda *given: None)

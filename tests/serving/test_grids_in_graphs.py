@@ -248,7 +248,7 @@ def large_enough(bits):
     return model
 
 
-@pytest.mark.parametrize("to, bits", [("onnx", 4), *slow(("onnx", 3), ("openvino", 4))])
+@pytest.mark.parametrize("to, bits", slow(("onnx", 4), ("onnx", 3), ("openvino", 4)))
 def test_weights_take_as_much_as_in_a_checkpoint(to, bits, tmp_path):
     model = large_enough(bits)
     report = export(model, tmp_path / "served", to)
