@@ -17,7 +17,7 @@ from collab_heads.calibration.calibrate import SiteCalibration
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError
 from collab_heads.fitting.decompose import Decomposition, decompose_per_head, decompose_shared
-from collab_heads.fitting.fit import FitOptions, SiteFit
+from collab_heads.fitting.fit import FitOptions, Projection, SiteFit
 from collab_heads.fitting.frequency_pairs import (
     agreement,
     choose_pairs,
@@ -88,17 +88,13 @@ class SharedFit(SiteFit[SharedQueryKey]):
             query_key.content_bias.weight.copy_(content_bias(float64(bias), float64(key)))
 
 
-class PerHeadFit(SiteFit[PerHeadQueryKey]):
-    """The fit of separate heads, with a multiple of 4 dimensions each.
-
-    Every head is decomposed alone, together with its query bias.
-    """
+class DividedFit(SiteFit[Projection]):
+    """A fit of heads that are not mixed: each has as many dimensions, a multiple of 4, and its query bias with it."""
 
     meaningless: ClassVar[Mapping[str, str]] = {
         "method": "which is a plain SVD per head",
         "mixing_init": "which does not mix",
     }
-    width_rule = "per-head widths are multiples of 4"
     capability = "per_head"
     decomposes_bias = True
 
@@ -111,6 +107,12 @@ class PerHeadFit(SiteFit[PerHeadQueryKey]):
     def width_unit(cls, dim: int, weights: AttentionWeights) -> int:
         """Return the width of 4 dimensions per head."""
         return weights.num_heads * HEAD_MULTIPLE
+
+
+class PerHeadFit(DividedFit[PerHeadQueryKey]):
+    """The fit of separate heads: every head is decomposed alone."""
+
+    width_rule = "per-head widths are multiples of 4"
 
     def decompose(self, dim: int, options: FitOptions) -> Decomposition:
         """Find the best R / H components of each head."""
@@ -131,29 +133,16 @@ class PerHeadFit(SiteFit[PerHeadQueryKey]):
             query_key.shared_query.bias.copy_(decomposition.query[:, -1])
 
 
-class RotaryFit(SiteFit[RotaryQueryKey]):
+class RotaryFit(DividedFit[RotaryQueryKey]):
     """The fit of rotary heads: every head keeps the whole frequency pairs that carry its score; nothing is mixed."""
 
-    meaningless: ClassVar[Mapping[str, str]] = PerHeadFit.meaningless
     width_rule = "heads with rotary positions keep an even number of frequency pairs, so widths are multiples of 4"
     is_offered = False
-    capability = "per_head"
     needs_calls = True
-    decomposes_bias = True
 
     def __init__(self, weights: AttentionWeights, calibration: SiteCalibration | None = None):
         super().__init__(weights, calibration)
         self.calls, self.kept = ((), {}) if calibration is None else (calibration.calls, calibration.kept)
-
-    @classmethod
-    def possible_width(cls, asked: int, weights: AttentionWeights) -> int:
-        """Round R / H up to a multiple of 4, at most the original head width; return the width over all heads."""
-        return rounded_up(asked, weights.num_heads, weights.dim_head)
-
-    @classmethod
-    def width_unit(cls, dim: int, weights: AttentionWeights) -> int:
-        """Return the width of 4 dimensions per head."""
-        return weights.num_heads * HEAD_MULTIPLE
 
     @classmethod
     def parameters_per_width(cls, weights: AttentionWeights) -> int:

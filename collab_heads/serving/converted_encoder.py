@@ -11,7 +11,7 @@ from transformers.utils import ModelOutput
 from collab_heads.errors import ModelStateError
 from collab_heads.saving.source_files import listed
 from collab_heads.serving.converted import Converted, table_sizes
-from collab_heads.serving.ctranslate2_engines import check_ids, ids, rows_of
+from collab_heads.serving.example_inputs import check_ids, ids, rows_of
 from collab_heads.serving.sentence_encoder import OF_ENCODER, SentenceEncoder
 from collab_heads.serving.target import first_line
 from collab_heads.serving.text_reader import EMBEDDING, STATES

@@ -2,7 +2,7 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
 from collab_heads.contract.registry import ctranslate2_form
-from collab_heads.errors import ArgumentError
 from collab_heads.files.reading import parse_json, read_text
 from collab_heads.serving.comparison import NEW_TOKENS, Differences, greedy, source_of
+from collab_heads.serving.example_inputs import ids, rows_of
 
 NAMED = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 # settings of `generate` that change which tokens can be chosen; the engine reads no generation config
@@ -193,34 +193,6 @@ def engine_of(model: PreTrainedModel) -> type[Engine] | None:
     if not model.can_generate():
         return None if model.config.is_encoder_decoder else Encodes
     return Translates if model.config.is_encoder_decoder else Continues
-
-
-def ids(row: Mapping, name: str = "input_ids") -> list[int]:
-    """Return the ids of a row."""
-    return row[name][0].tolist()
-
-
-def check_ids(name: str, numbers: Tensor, size: int, what: str) -> None:
-    """Raise ArgumentError if a number is not from 0 to size - 1: engines read beside their tables then.
-
-    Args:
-        name: of the numbers.
-        numbers: of any shape.
-        size: of the table that they are looked up in.
-        what: its rows are.
-    """
-    wrong = numbers[(numbers < 0) | (numbers >= size)]
-    if wrong.numel():
-        raise ArgumentError(f"{name} hold {int(wrong[0])}: the model has {size} {what}")
-
-
-def rows_of(inputs: Mapping) -> Iterator[dict[str, Tensor]]:
-    """Yield the rows of a batch as batches of one, without their padding."""
-    for index in range(len(inputs["input_ids"])):
-        mask = inputs["attention_mask"][index].bool() if "attention_mask" in inputs else slice(None)
-        found = {name: inputs[name][index][mask][None] for name in ("input_ids", "token_type_ids") if name in inputs}
-        if found["input_ids"].numel():
-            yield found | {"attention_mask": torch.ones_like(found["input_ids"])}
 
 
 def without_rules(model: PreTrainedModel) -> PreTrainedModel:

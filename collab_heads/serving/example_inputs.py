@@ -1,7 +1,7 @@
-"""Make example inputs for a model, from its config."""
+"""Make example inputs for a model, from its config, and take batches of texts apart."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -82,6 +82,34 @@ def padded(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, Any]:
 def first_row(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return the first row of a batch."""
     return {name: value[:1] if isinstance(value, Tensor) and value.ndim else value for name, value in batch.items()}
+
+
+def ids(row: Mapping, name: str = "input_ids") -> list[int]:
+    """Return the ids of a row."""
+    return row[name][0].tolist()
+
+
+def check_ids(name: str, numbers: Tensor, size: int, what: str) -> None:
+    """Raise ArgumentError if a number is not from 0 to size - 1: engines read beside their tables then.
+
+    Args:
+        name: of the numbers.
+        numbers: of any shape.
+        size: of the table that they are looked up in.
+        what: its rows are.
+    """
+    wrong = numbers[(numbers < 0) | (numbers >= size)]
+    if wrong.numel():
+        raise ArgumentError(f"{name} hold {int(wrong[0])}: the model has {size} {what}")
+
+
+def rows_of(inputs: Mapping) -> Iterator[dict[str, Tensor]]:
+    """Yield the rows of a batch as batches of one, without their padding."""
+    for index in range(len(inputs["input_ids"])):
+        mask = inputs["attention_mask"][index].bool() if "attention_mask" in inputs else slice(None)
+        found = {name: inputs[name][index][mask][None] for name in ("input_ids", "token_type_ids") if name in inputs}
+        if found["input_ids"].numel():
+            yield found | {"attention_mask": torch.ones_like(found["input_ids"])}
 
 
 class WholeCache(DynamicCache):

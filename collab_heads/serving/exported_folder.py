@@ -21,6 +21,7 @@ from collab_heads.files.reading import parse_json, read_text
 from collab_heads.saving.source_files import OF_TEXTS, SETTINGS, files_in
 from collab_heads.serving.graph_engines import AGAIN, ENGINES, Port, check_inside
 from collab_heads.serving.graph_interface import input_names, output_tree
+from collab_heads.serving.search_settings import settings_from
 from collab_heads.serving.target import first_line
 from collab_heads.serving.text_reader import EMBEDDING, Texts, read_texts
 from collab_heads.sites.record import check_keys
@@ -252,10 +253,23 @@ def read_configs(folder: Path) -> tuple[PretrainedConfig, GenerationConfig | Non
         expect(is_text(kind) and kind in CONFIG_MAPPING, "model_type", kind, "one of transformers' types of models")
         kept = {name: value for name, value in stored.items() if name not in CODE}
         config = CONFIG_MAPPING[kind].from_dict(kept, attn_implementation="eager")
+    return config, read_settings(folder)
+
+
+def read_settings(folder: Path, size: int = MAX_SIZE) -> GenerationConfig | None:
+    """Return the settings of `generate` in a folder; None if it has none.
+
+    Args:
+        folder: the folder.
+        size: of the vocabulary, if it is known.
+
+    Raises:
+        DataError: if the file cannot be read, or a setting in it has no valid value.
+    """
     if not (folder / GENERATION).exists():
-        return config, None
+        return None
     with naming(folder / GENERATION):
-        return config, GenerationConfig.from_dict(read_json(folder, GENERATION))
+        return settings_from(read_json(folder, GENERATION), size)
 
 
 def read_caches(folder: Path) -> list[list[int]]:

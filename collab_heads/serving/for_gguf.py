@@ -26,8 +26,8 @@ from collab_heads.files.folders import GGUF
 from collab_heads.layers.weight_grid import BLOCK, OF_ROWS, GridWeights, bits_of
 from collab_heads.model.open_layers import OpenLayers
 from collab_heads.serving.comparison import NEW_TOKENS, Differences, compare_generation, greedy, in_turns
-from collab_heads.serving.ctranslate2_engines import rows_of, without_rules
-from collab_heads.serving.example_inputs import without_labels
+from collab_heads.serving.ctranslate2_engines import without_rules
+from collab_heads.serving.example_inputs import rows_of, without_labels
 from collab_heads.serving.exported_folder import GENERATION
 from collab_heads.serving.gguf_blocks import Block, blocks_of
 from collab_heads.serving.gguf_checks import check_sites, form_for

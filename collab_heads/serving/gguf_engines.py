@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from collab_heads.serving.comparison import NEW_TOKENS
-from collab_heads.serving.ctranslate2_engines import rows_of
+from collab_heads.serving.example_inputs import rows_of
 from collab_heads.serving.reads_texts import known
 from collab_heads.serving.target import quiet
 

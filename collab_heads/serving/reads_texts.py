@@ -14,7 +14,7 @@ from transformers.modeling_outputs import CausalLMOutput
 from transformers.utils import ModelOutput
 
 from collab_heads.errors import ArgumentError, ModelStateError
-from collab_heads.serving.ctranslate2_engines import check_ids, ids, rows_of
+from collab_heads.serving.example_inputs import check_ids, ids, rows_of
 from collab_heads.serving.target import first_line
 from collab_heads.serving.text_reader import EmbedsTexts, Texts
 

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
-from transformers import GenerationConfig, PretrainedConfig
+from transformers import PretrainedConfig
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import ModelOutput
 
 from collab_heads.base.extras import check_extra
 from collab_heads.errors import ArgumentError
 from collab_heads.saving.source_files import OF_TEXTS, SETTINGS
-from collab_heads.serving.exported_folder import GENERATION, check_digests, naming, read_json
+from collab_heads.serving.exported_folder import GENERATION, check_digests, naming, read_settings
 from collab_heads.serving.gguf_engines import MOST_ROWS, Continues, Embeds, Predicts
 from collab_heads.serving.gguf_file import checked_facts, read_gguf
 from collab_heads.serving.graph_engines import check_inside
@@ -54,9 +54,8 @@ class ServedGguf(ReadsTexts):
         self.size, self.positions = facts.size, facts.positions
         self.threads, self.room = threads, 0
         self.continues: Continues | None = None
-        if self.can_generate() and (self.folder / GENERATION).exists():
-            with naming(self.folder / GENERATION):
-                self.generation_config = GenerationConfig.from_dict(read_json(self.folder, GENERATION))
+        if self.can_generate() and (settings := read_settings(self.folder, facts.size)) is not None:
+            self.generation_config = settings
         if facts.pools and (self.folder / OF_TEXTS).exists():
             self.texts = read_texts(self.folder)
         self.engine_for(1)
@@ -74,12 +73,13 @@ class ServedGguf(ReadsTexts):
         Raises:
             ArgumentError: if the model reads no text so long.
             DataError: if the engine cannot load the file.
+            ModelStateError: if it has no memory for a text so long.
         """
         self.check_length(tokens)
         if tokens > self.room:
             room = min(max(FEWEST, 2 * self.room, tokens), self.positions)
             kind = Embeds if self.facts.form.embeds else Predicts
-            with naming(self.file):
+            with self.explaining(f"room for {room} tokens") if self.room else naming(self.file):
                 self.engine = kind(self.file, room, self.threads)
             self.room = room  # not before: the engine ends the process on a text that is longer than its room
         return self.engine
@@ -121,7 +121,7 @@ class ServedGguf(ReadsTexts):
         if held is None or longest > held.tokens or len(texts) > len(held.held):
             self.continues = held = None  # before the next one is made
             room = min(max(FEWEST, 2 * longest), self.positions)
-            with naming(self.file):
+            with self.explaining(f"room for {len(texts)} texts of {room} tokens"):
                 self.continues = held = Continues(self.file, room, self.threads, len(texts))
         with self.explaining(f"{len(texts)} texts of {longest} tokens at most"):
             return held(texts)

@@ -9,16 +9,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PretrainedConfig
 
-from collab_heads.base.checks import MAX_SIZE, is_index, is_number
 from collab_heads.errors import ArgumentError, ModelStateError
 from collab_heads.serving.converted import Converted
-from collab_heads.serving.ctranslate2_engines import ids, rows_of
-from collab_heads.serving.exported_folder import GENERATION, naming, read_json
+from collab_heads.serving.example_inputs import ids, rows_of
+from collab_heads.serving.exported_folder import read_settings
 from collab_heads.serving.target import first_line
-from collab_heads.sites.state import expect
 
 LONGEST = 21  # tokens of a translation, the first included, where nothing says how many: as in transformers
-MOST_BEAMS = 1024  # each takes memory of its own
 
 
 class ServedTranslator(Converted):
@@ -38,10 +35,7 @@ class ServedTranslator(Converted):
     def __init__(self, folder: Path, tokenizer: Any, threads: int = 1, check: bool = True):
         config = PretrainedConfig(is_encoder_decoder=True, architectures=[type(self).__name__])
         super().__init__(folder, config, "Translator", "translation model", threads, check)
-        self.generation_config = GenerationConfig()
-        if (folder / GENERATION).exists():
-            with naming(folder / GENERATION):
-                self.generation_config = checked(GenerationConfig.from_dict(read_json(folder, GENERATION)), tokenizer)
+        self.generation_config = read_settings(folder, len(tokenizer)) or GenerationConfig()
         self.begins = self.stored.get("decoder_start_token", "") is not None
         self.tokenizer, self.numbers = tokenizer, tokenizer.get_vocab()
 
@@ -64,13 +58,15 @@ class ServedTranslator(Converted):
                 padding does not count.
 
         Raises:
-            ArgumentError: if a text has no tokens.
+            ArgumentError: if there are no ids, or a text has no tokens.
             ModelStateError: if the engine cannot read them, such as texts longer than its positions.
         """
         given, spell = copy.deepcopy(generation_config or self.generation_config), self.tokenizer.convert_ids_to_tokens
         batch = given.update(**settings)
         if inputs is not None:
             batch["input_ids"] = inputs
+        if batch.get("input_ids") is None:
+            raise ArgumentError("pass the ids of the texts, as inputs or as input_ids=")
         if batch.get("attention_mask") is None:
             batch["attention_mask"] = batch["input_ids"] != self.tokenizer.pad_token_id
         longest = (given.max_length or LONGEST) if given.max_new_tokens is None else given.max_new_tokens + 1
@@ -102,18 +98,3 @@ class ServedTranslator(Converted):
             tokens: of the vocabulary.
         """
         return [self.numbers.get(token, self.tokenizer.unk_token_id) for token in tokens]
-
-
-def checked(config: GenerationConfig, tokenizer: Any) -> GenerationConfig:
-    """Return the settings of a search, or raise ConfigError for one that the engine cannot read, or not in memory."""
-    sizes = dict.fromkeys(("no_repeat_ngram_size", "max_length", "max_new_tokens"), MAX_SIZE)
-    for name, most in ({"num_beams": MOST_BEAMS} | sizes).items():
-        value = getattr(config, name)
-        expect(value is None or is_index(value, most + 1), name, value, f"a whole number up to {most}")
-    for name in ("length_penalty", "repetition_penalty"):
-        value = getattr(config, name)
-        expect(value is None or is_number(value), name, value, "a number")
-    for name in ("decoder_start_token_id", "forced_bos_token_id"):
-        value = getattr(config, name)
-        expect(value is None or is_index(value, len(tokenizer)), name, value, "a token of the vocabulary")
-    return config

@@ -1,4 +1,4 @@
-"""What tests of served models share: an exported BERT with token types, made once, and an engine."""
+"""Fixtures for tests of served models: an exported BERT with token types, made once, and an engine."""
 
 import pytest
 

@@ -180,9 +180,10 @@ def test_inputs_that_it_does_not_read_are_refused(inputs, message, decoder):
 @runs
 def test_an_engine_that_has_no_memory_for_a_long_text_is_not_given_it_later(decoder, monkeypatch):
     served, long = load_exported(decoder[0] / "served", threads=1), torch.ones(1, 300, dtype=torch.long)
-    with monkeypatch.context() as patched, pytest.raises(DataError, match="no memory"):
-        patched.setattr(served_gguf, "Predicts", lambda *_: exec("raise ValueError('no memory')"))
-        served(long)
+    for name, call in (("Predicts", {}), ("Continues", {"logits_to_keep": 1})):
+        with monkeypatch.context() as patched, pytest.raises(ModelStateError, match=r"on room for .*: no memory"):
+            patched.setattr(served_gguf, name, lambda *_: exec("raise ValueError('no memory')"))
+            served(long, **call)
     assert served(long).logits.shape[1] == 300
 
 
@@ -204,6 +205,18 @@ def test_a_folder_is_checked_before_the_engine_reads_it(decoder, tmp_path, monke
     (folder / GGUF).symlink_to(decoder[0] / "served" / GGUF)
     with pytest.raises(DataError, match="leads out of the folder"):
         load_exported(folder, check=False)
+
+
+@runs
+def test_settings_of_generate_are_checked_before_the_engine_reads_the_file(decoder, tmp_path):
+    folder = shutil.copytree(decoder[0] / "served", tmp_path / "changed")
+    for content, said in (
+        ('{"temperature": "hot"}', "temperature is 'hot'"),
+        ('{"eos_token_id": "x"}', "eos_token_id"),
+    ):
+        (folder / "generation_config.json").write_text(content)
+        with pytest.raises(DataError, match=rf"generation_config\.json is damaged, .*{said}"):
+            load_exported(folder, check=False)
 
 
 @runs
