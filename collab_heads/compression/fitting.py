@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from collab_heads.base.memory import give_back_memory
 from collab_heads.base.numerics import add_products_, few_threads, float64, solve_positive
 from collab_heads.base.progress import progress_bar
 from collab_heads.compression.bits import LAST, InputSums, on_grid, projections_of, rounded
@@ -66,6 +67,7 @@ def fit_choices(
             with few_threads(widths(site.output)[0]):  # a name for the calibration would keep it in memory
                 found = fit_site(layers, path, shape, choice, measured.fitted.of(path), options)
             measured.kept.add(path, {path: choice}, found)
+            give_back_memory()
         fitted[path] = found
     refitted, plain = fitted_in_order(measured, fitted, choices), fitted
     if any(choice.bits is not None for choice in choices.values()):
@@ -220,6 +222,7 @@ class Turn:
     def add(self, fit: Fit) -> None:
         """Add a fit, and install it."""
         self.fits.append(fit)
+        give_back_memory()
         install(self.tried, {self.path: [fit]})
 
 

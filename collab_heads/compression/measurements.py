@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from collab_heads.base.memory import give_back_memory
 from collab_heads.base.numerics import few_threads
 from collab_heads.base.option_values import SitePart
 from collab_heads.base.progress import one_bar, progress_bar
@@ -170,6 +171,7 @@ def measure_model(
                 found = SiteErrors(shape, site_errors(site, shape, seen, shown.take(site.path)))
             measured.add(site.path, sensitivities.measure(site, found, seen))
             del seen  # before the next one is made
+            give_back_memory()
         for table in tables:
             if errors and table.path not in measured.sites:
                 measured.add(table.path, sensitivities.of_table(table, shapes[table.path]))

@@ -11,6 +11,7 @@ from torch import Tensor, device, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from collab_heads.base.memory import give_back_memory
 from collab_heads.base.option_values import FeedForwardRole, Role
 from collab_heads.base.progress import progress_bar
 from collab_heads.contract.registry import is_lone_decoder, known_adapter
@@ -352,6 +353,7 @@ def run_batches(
                     masks.update(masks_of(model, portion))
                     with suppress(EnoughSeen):
                         model(**portion)
+    give_back_memory()
 
 
 @contextmanager
