@@ -14,7 +14,16 @@ def attention_operations(model, batches):
     for site in layers_of(model).with_heads:
         is_inside = any(module is site.output for module in site.module.modules())
         modules[site.path] = (site.module,) if is_inside else site.modules
-    return operations_in(model, batches, modules)
+    found = operations_in(model, batches, modules)
+    return {path: count - len(batches) * of_positions(modules[path][0]) for path, count in found.items()}
+
+
+def of_positions(module):
+    """Those of projected positions, which a batch of any size needs once."""
+    if not getattr(module, "relative_attention", False):
+        return 0
+    query = module.query_key.shared_query if hasattr(module, "query_key") else module.query_proj
+    return 2 * 2 * module.pos_ebd_size * query.weight.numel()
 
 
 def feed_forward_operations(model, batches):

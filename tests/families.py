@@ -59,6 +59,9 @@ from transformers import (
     CLIPTextModel,
     CLIPVisionConfig,
     CLIPVisionModel,
+    DebertaV2Config,
+    DebertaV2ForSequenceClassification,
+    DebertaV2Model,
     DeiTConfig,
     DeiTForImageClassification,
     DeiTModel,
@@ -235,6 +238,22 @@ def seeded(cls: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedMo
 
 def bert_encoder(name: str, config: type[PreTrainedConfig], task: type[PreTrainedModel], base) -> Family:
     return Family(name, lambda: make(task, bert_config(config)), {"enc-self": LAYERS}, base)
+
+
+def deberta(name: str, **more) -> Family:
+    """As DeBERTa-v3, whose positions are made by the projections of queries and keys."""
+    positions = {"pos_att_type": ["p2c", "c2p"], "norm_rel_ebd": "layer_norm", "position_biased_input": False}
+    options = {"relative_attention": True, "share_att_key": True, "position_buckets": 4, "type_vocab_size": 0}
+    return Family(
+        name,
+        lambda: make(
+            DebertaV2ForSequenceClassification, bert_config(DebertaV2Config, **{**positions, **options, **more})
+        ),
+        {"enc-self": LAYERS},
+        DebertaV2Model,
+        shares=False,
+        narrows=False,
+    )
 
 
 def bert_decoder(name: str, config: type[PreTrainedConfig], task: type[PreTrainedModel], base) -> Family:
@@ -488,6 +507,10 @@ FAMILIES = {
         t5_encoder("t5-encoder", T5Config, T5EncoderModel),
         *like("t5-encoder", t5_encoder("mt5-encoder", MT5Config, MT5EncoderModel)),
         bert_encoder("mpnet", MPNetConfig, MPNetForSequenceClassification, MPNetModel),
+        deberta("deberta-v2"),
+        *like(
+            "deberta-v2", deberta("deberta-v2-far", position_buckets=-1, position_biased_input=True, type_vocab_size=2)
+        ),
         esm("esm", EsmForSequenceClassification),
         *like("esm", esm("esm-lm", EsmForMaskedLM)),
         *beside("esm", causal_esm("esm-causal")),
@@ -590,7 +613,7 @@ ALWAYS = ("bert", "marian", "gpt2-decoder", "t5", "qwen3")
 LAYOUTS = ("bert", "bert-decoder", "distilbert", "albert-groups", "marian", "marian-decoder", "gpt2-decoder")
 
 
-LAYOUTS = (*LAYOUTS, "t5", "t5-encoder", "vit", "opt", "mpnet", "esm", "qwen3", "modernbert")
+LAYOUTS = (*LAYOUTS, "t5", "t5-encoder", "vit", "opt", "mpnet", "deberta-v2", "esm", "qwen3", "modernbert")
 
 
 LAYOUTS = (*LAYOUTS, "clip", "siglip", "whisper", "wav2vec2", "biogpt")

@@ -154,10 +154,17 @@ class Listener:
     def __init__(self, site: OpenSite, masks: Mapping[str, Tensor | None]):
         self.site, self.masks = site, masks
         self.inputs: dict[str, Tensor] = {}  # of the call that is under way
+        self.is_complete = False
         self.sums: dict[str, RunningMoments] = {}  # of "query", "key" and "both"
 
+    def begin(self, *_: object) -> None:
+        """Begin a call of the site."""
+        self.inputs, self.is_complete = {}, False
+
     def hear(self, side: str, states: Tensor) -> None:
-        """Take the input of one side; the second side completes a call."""
+        """Take the input of one side; the second side completes a call. Projections may then read positions."""
+        if self.is_complete:
+            return
         self.inputs[side] = states
         if len(self.inputs) < len(SIDES):
             return
@@ -171,7 +178,7 @@ class Listener:
             if name not in self.sums:
                 self.sums[name] = RunningMoments()
             self.sums[name].add(inputs, masks[name])
-        self.inputs = {}
+        self.is_complete = True
 
     def moments(self) -> tuple[InputMoments, InputMoments]:
         """Return the moments of the query side and of the key side; raise CalibrationError if no token was seen."""
@@ -236,6 +243,7 @@ def listening(sites: Sequence[OpenSite], masks: Mapping[str, Tensor | None]) -> 
     listeners, handles = [Listener(site, masks) for site in sites], []
     try:
         for listener in listeners:
+            handles.append(listener.site.module.register_forward_pre_hook(listener.begin))
             for side, projection in zip(SIDES, listener.site.projections, strict=True):
                 hook = projection.register_forward_pre_hook(
                     lambda _, args, hear=listener.hear, side=side: hear(side, args[0])

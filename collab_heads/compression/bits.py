@@ -152,14 +152,15 @@ class InputSums:
         self.sums: dict[str, Tensor] = {}
 
     def hear(self, name: str, states: Tensor) -> None:
-        """Take what a projection reads; the last projection completes a call."""
+        """Take what a projection reads, tokens and then positions, if any; the last projection completes a call."""
+        reads_tokens = name not in self.read
         first = next((other for other, read in self.read.items() if read is states), name)
         self.read[name] = states
         if self.names is not None and name not in self.names:
             pass
         elif self.same.setdefault(name, first) == name:
             rows = states.flatten(0, -2)
-            if (mask := self.masks.get(self.side_of(name))) is not None:
+            if reads_tokens and (mask := self.masks.get(self.side_of(name))) is not None:
                 rows = rows[mask.flatten().to(rows.device)]
             if name not in self.sums:
                 self.sums[name] = float64(rows.new_zeros(0)).new_zeros(rows.shape[1], rows.shape[1])

@@ -272,6 +272,14 @@ class AttentionAdapter:
         """
         raise ArgumentError(f"{type(self).__name__} does not say what its attention adds to its scores: score_biases")
 
+    def positions_met(self, module: nn.Module) -> int:
+        """Return how many projected positions the query and the key of a token meet, each in a product of its own.
+
+        Args:
+            module: an attention module, stock or changed.
+        """
+        return 0
+
     def stock_class(self, module: nn.Module) -> type[nn.Module] | None:
         """Return the stock class of a site, also of a changed one; None for a class unknown to this adapter.
 

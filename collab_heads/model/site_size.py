@@ -70,6 +70,7 @@ class Geometry:
         query_key: the collaborative query/key projection; None for stock ones.
         groups: the key head of every head; None where each has its own.
         bits: of a weight.
+        positions: the number of projected positions that the query and the key of a token meet.
     """
 
     num_heads: int
@@ -80,6 +81,7 @@ class Geometry:
     query_key: QueryKeyState | None = None
     groups: tuple[int, ...] | None = None
     bits: int = FLOAT
+    positions: int = 0
 
     @classmethod
     def of(cls, site: OpenSite) -> "Geometry":
@@ -101,6 +103,7 @@ class Geometry:
             None if site.query_key is None else site.query_key.state,
             site.adapter.groups(site.module),
             stored_bits(site.output),
+            site.adapter.positions_met(site.module),
         )
 
     @property
@@ -246,7 +249,7 @@ def attention_size(geometry: Geometry) -> SiteSize:
         bytes=bytes_of(matrices, parameters - sum(map(math.prod, matrices)), geometry.bits),
         query_key=query_key,
         cache=keys + values,
-        per_query=query_products + output_products,
+        per_query=query_products + output_products + score * geometry.positions,
         per_key=key_products + value_products,
         per_pair=score + summed,
     )

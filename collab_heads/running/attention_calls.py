@@ -134,7 +134,7 @@ def recording_calls(
                 for side, projection in zip(("query", "key"), site.projections, strict=True):
                     handles.append(projection.register_forward_pre_hook(partial(keep_input, inputs, side)))
                 handles.append(
-                    site.module.register_forward_pre_hook(partial(keep_positions, inputs, site), with_kwargs=True)
+                    site.module.register_forward_pre_hook(partial(begin_call, inputs, site), with_kwargs=True)
                 )
                 record = partial(record_call, recorder, site, inputs, masks)
                 if site.adapter.uses_interface:
@@ -151,12 +151,13 @@ def recording_calls(
 
 
 def keep_input(inputs: dict[str, Any], side: str, projection: nn.Module, args: tuple) -> None:
-    """Keep the input of a projection (a forward pre-hook)."""
-    inputs[side] = args[0]
+    """Keep the input of a projection, the first in a call: some project positions after it (a forward pre-hook)."""
+    inputs.setdefault(side, args[0])
 
 
-def keep_positions(inputs: dict[str, Any], site: OpenSite, module: nn.Module, args: tuple, kwargs: dict) -> None:
-    """Keep the rotations that are passed to an attention module, where its family has any (a forward pre-hook)."""
+def begin_call(inputs: dict[str, Any], site: OpenSite, module: nn.Module, args: tuple, kwargs: dict) -> None:
+    """Forget the call before, and keep the rotations that an attention module gets, if any (a forward pre-hook)."""
+    inputs.clear()
     if site.adapter.positions is not None:
         arguments = inspect.signature(module.forward).bind(*args, **kwargs).arguments
         inputs["positions"] = arguments.get(site.adapter.positions)

@@ -1,5 +1,6 @@
 """Record the attention weights and outputs of heads during ordinary forward passes."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -81,7 +82,11 @@ def asking_hook(argument: str):
     """Return a forward pre-hook that sets the argument by which an attention module returns its weights."""
 
     def hook(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        return args, {**kwargs, argument: True}
+        given = [*inspect.signature(module.forward).parameters][: len(args)]
+        if argument not in given:
+            return args, {**kwargs, argument: True}
+        place = given.index(argument)
+        return (*args[:place], True, *args[place + 1 :]), kwargs
 
     return hook
 

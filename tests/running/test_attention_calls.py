@@ -42,6 +42,24 @@ def test_of_fewer_heads_the_position_bias_is_theirs(name):
     assert_calls_suffice(FAMILIES[name], changed(FAMILIES[name], None, "pruned", empty=False))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("kept", (None, [1, 3]))
+@pytest.mark.parametrize("name", ("deberta-v2", "deberta-v2-far"))
+def test_terms_of_positions_are_what_is_added_to_scores(name, kept):
+    model, inputs = FAMILIES[name].build().double(), FAMILIES[name].inputs()
+    adapter = collab_heads.get_adapter(model)
+    if kept is not None:
+        collab_heads.prune_heads(model, heads={site.path: kept for site in adapter.sites(model)})
+    recorder, found = run(model, inputs)
+    maps = model(**inputs, output_attentions=True).attentions
+    for site, expected in zip(found, maps, strict=True):
+        weights, (call,) = adapter.read(model.base_model.get_submodule(site.path)), recorder.calls_of(site.path)
+        query = call.query_inputs[:, None] @ weights.query.mT + weights.query_bias[:, None]
+        key = call.key_inputs[:, None] @ weights.key.mT + weights.key_bias[:, None]
+        scores = sum(call.biases, query @ key.mT * weights.scale)
+        torch.testing.assert_close(scores.softmax(-1), expected, rtol=0, atol=1e-12)
+
+
 def assert_calls_suffice(family, model):
     adapter, inputs, heads = collab_heads.get_adapter(model), cast(family.inputs(), torch.float64), {}
     handles = [

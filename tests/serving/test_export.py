@@ -88,7 +88,17 @@ def changed(name, change):
     return model.eval()
 
 
-ENCODERS = ("distilbert", "albert-groups", "mpnet", "modernbert", "eurobert", "esm", "esm-rotary", "t5-encoder")
+ENCODERS = (
+    "distilbert",
+    "albert-groups",
+    "mpnet",
+    "deberta-v2",
+    "modernbert",
+    "eurobert",
+    "esm",
+    "esm-rotary",
+    "t5-encoder",
+)
 
 
 def assert_same_with_other_shapes(model, served, left=True):
