@@ -93,7 +93,7 @@ TARGETS: dict[str, Target] = {
     "encoder-peers": Target(("encoder_peers.py",), "at least 55 minutes"),
     "peers": Target(("peers.py --draws 1", "peers.py --table"), "at least 2 hours"),
     "lm": Target(("lm.py gpt2 qwen3 --steps 300",), "at least 1 hour 43 minutes"),
-    "rotary-widths": Target(("lm_train.py", "rotary_widths.py")),
+    "rotary-widths": Target(("lm_train.py", "rotary_widths.py"), "52 minutes, on busy cores"),
     "real-decoder": Target(("real_decoder.py $SMOLLM2 --draws 0",), "at least 3 hours"),
     "zero-shot": Target(
         ("zero_shot.py $SMOLLM2 $WORK/real_decoder/64-64-0.9-0 $WORK/real_decoder/64-64-0.8-0",),
