@@ -97,7 +97,7 @@ def test_nothing_is_left_of_what_was_changed():
     model = FAMILIES["qwen2"].build()
     original = copy.deepcopy(model)
     prune_heads(model, heads={"layers.1.self_attn": range(4)})
-    with refused(model, ArgumentError, r"has no weights left to train: layers\.1\.self_attn"):
+    with refused(model, ArgumentError, "has no weights left to train: layers.1.self_attn"):
         distill(model, original, [FAMILIES["qwen2"].inputs()])
 
 
