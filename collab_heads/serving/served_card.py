@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.extras import INSTALL
 from collab_heads.base.option_values import ExportTarget
-from collab_heads.contract.registry import get_adapter, is_lone_decoder
+from collab_heads.contract.registry import ctranslate2_form, get_adapter, is_lone_decoder
 from collab_heads.running.batches import reads_texts_alone
 from collab_heads.saving.card import ENCODERS, LIBRARY, NAME, TAG, VOCABULARY, base_of
 from collab_heads.serving.graph_engines import ENGINES
@@ -106,7 +106,7 @@ JS_TRANSLATES = (
 )
 JS_RUNS = 'const outputs = await model(await tokenizer("A sentence."));'
 BY_CTRANSLATE2 = {EMBEDS: "Encoder", RUNS: "Encoder", GENERATES: "Generator", TRANSLATES: "Translator"}
-BY_CTRANSLATE2 |= {TRANSCRIBES: "models.Whisper"}
+BY_CTRANSLATE2 |= {TRANSCRIBES: "{transcriber}"}
 READERS = (
     Reader(
         "collab_heads", (*GRAPHS, "ctranslate2", "gguf"), (EMBEDS,), f"{OURS}embeddings = model.encode(['A sentence.'])"
@@ -268,11 +268,14 @@ def served_card(
     does = what_it_does(model, is_encoder)
     readers = layer_readers(model) if per_layer else READERS
     found = [each for each in readers if to in each.targets and does in each.does]
-    parts += ["## Load it", *(part for each in found for part in (f"### {each.name}", fenced(each, kind, dtype)))]
+    parts += ["## Load it", *(part for each in found for part in (f"### {each.name}", fenced(each, model, dtype)))]
     return "\n\n".join([*parts, "## What was exported", f"```text\n{report}\n```"]) + "\n"
 
 
-def fenced(reader: Reader, architecture: str, dtype: str) -> str:
+def fenced(reader: Reader, model: PreTrainedModel, dtype: str) -> str:
     """Return the code of a reader, fenced."""
-    code = reader.code.replace("{architecture}", architecture).replace("{dtype}", dtype)
+    code, transcriber = reader.code, ctranslate2_form(model.config).transcriber
+    names = {"architecture": type(model).__name__, "dtype": dtype, "transcriber": str(transcriber)}
+    for name, value in names.items():
+        code = code.replace(f"{{{name}}}", value)
     return f"```{reader.language}\n{code}\n```"

@@ -204,7 +204,7 @@ def keep_rows(model: PreTrainedModel, tables: Sequence[TokenTable], kept: Sequen
     for module in model.modules():
         padding = getattr(module, "padding_idx", None)
         if not isinstance(module, nn.Embedding) and isinstance(padding, int):
-            module.padding_idx = ids[-1].get(padding, padding)
+            module.padding_idx = cast(Any, ids[-1].get(padding, padding))
 
 
 def check_positions(model: PreTrainedModel, ids: Mapping[int, int]) -> None:

@@ -477,6 +477,7 @@ def test_a_card_tokenizes_no_image_and_no_sound(to):
         assert "AutoTokenizer" not in text and "A sentence." not in text and "Translator" not in text
         alone = to == "ctranslate2" or (name == "whisper" and to != "transformers.js")
         assert alone or "AutoProcessor" in text
+        assert ("ctranslate2.models.Whisper(" in text) == (name == "whisper" and to == "ctranslate2")
 
 
 def test_a_stock_checkpoint_embeds_as_its_original(encoder, tmp_path):
