@@ -74,7 +74,7 @@ def test_a_regression_has_numbers_and_a_classifier_a_distribution():
 
 def test_what_cannot_be_compared_is_named():
     model, inputs, _ = outputs("bert")
-    with pytest.raises(UnsupportedModelError, match=r"BertForSeq.* returns start_logits, end_logits: .*\(model\.bert\)"):
+    with pytest.raises(UnsupportedModelError, match=r"BertFor.* returns start_logits, end_logits: .*\(model\.bert\)"):
         starts = torch.ones(3, 9)
         read_output(model, inputs, QuestionAnsweringModelOutput(start_logits=starts, end_logits=starts))
     assert read_output(model, inputs, BaseModelOutput(torch.ones(3, 9, 4))).is_distribution is False
