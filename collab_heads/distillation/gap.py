@@ -243,7 +243,8 @@ class Gap:
                 squares += found
                 counts += row_counts(parts)
         squares, counts = self.processes.sum(squares), self.processes.sum(counts)
-        errors = squares / counts.clamp(min=1) / self.scales
+        # a divergence of distributions that hardly differ is rounded to less than 0
+        errors = (squares / counts.clamp(min=1) / self.scales).clamp(min=0)
         return HeldOutError(float(errors[:-1].mean()), float(errors[-1]))
 
 
