@@ -309,6 +309,12 @@ def test_a_model_that_is_sure_of_its_tokens_is_not_refused(tmp_path):
     assert export(model, tmp_path / "out", to="ctranslate2").difference < ENGINE_NOISE
 
 
+def test_a_bert_without_a_pooler_is_refused(tmp_path):
+    with pytest.raises(UnsupportedModelError, match=r"needs a pooler, and this BertModel has none.*: use to='onnx'"):
+        export(BertModel(MODELS["bert"][1], add_pooling_layer=False).eval(), tmp_path / "served", to="ctranslate2")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("int8", (False, True))
 def test_what_the_engine_computes_otherwise_is_refused(int8, tmp_path):
     """This model does not divide its scores; the tolerance of eight bits would hide that the engine does."""
