@@ -1,5 +1,8 @@
 """BERT and its siblings: self-attention of encoders and decoders, and cross-attention."""
 
+from contextlib import contextmanager
+from typing import Any
+
 from torch import nn
 from transformers.models.bert import modeling_bert
 from transformers.models.camembert import modeling_camembert
@@ -11,8 +14,10 @@ from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.contract.feed_forward import FeedForwardNames
 from collab_heads.contract.model_forms import CTranslate2Form, GgufForm
 from collab_heads.contract.registry import register
+from collab_heads.errors import UnsupportedModelError
 from collab_heads.layers.attention import attend, cached_key_value, replacing, takes_cache
 
+POSITIONS: dict[str, Any] = {"position_embedding_type": "absolute"}
 FEED_FORWARD = FeedForwardNames(
     r"encoder\.layer\.\d+", ("intermediate.dense",), "output.dense", "intermediate.intermediate_act_fn"
 )
@@ -30,6 +35,20 @@ def cross_attention(self, hidden_states, encoder_hidden_states=None, attention_m
     """Attend, as `forward` of every cross-attention class, with the stock signature."""
     key, value = cached_key_value(self, self.value, encoder_hidden_states, cache, is_cross=True)
     return attend(self, hidden_states, key, value, attention_mask, eager=self.eager, dropout=self.dropout.p, **kwargs)
+
+
+class PooledForm(CTranslate2Form):
+    """BERT for CTranslate2, whose converter (4.8) reads the pooler without asking whether there is one."""
+
+    @contextmanager
+    def converting(self, part):
+        """Refuse a model without a pooler."""
+        if part.pooler is None:
+            raise UnsupportedModelError(
+                f"CTranslate2's converter needs a pooler, and this {type(part).__name__} has none, as with heads for "
+                "tokens: use to='onnx'"
+            )
+        yield
 
 
 @register
@@ -60,10 +79,9 @@ class BertAdapter(AttentionAdapter):
     width = "all_head_size"
     layer_configs = True
     feed_forwards = (FEED_FORWARD,)
-    ctranslate2 = dict.fromkeys(
-        ("bert", "roberta", "xlm-roberta", "camembert"),
-        CTranslate2Form(entries={"position_embedding_type": "absolute"}),
-    )
+    ctranslate2 = dict.fromkeys(("roberta", "xlm-roberta", "camembert"), CTranslate2Form(entries=POSITIONS)) | {
+        "bert": PooledForm(entries=POSITIONS)
+    }
     gguf = {
         "bert": GgufForm(
             even="bert",

@@ -17,7 +17,7 @@ from collab_heads.distillation.processes import Processes
 from collab_heads.errors import NonFiniteError, UnsupportedModelError
 from collab_heads.model.opened import input_device
 from collab_heads.running.batches import Batch, Part, moved, naming_batch, num_rows, output_mask, token_masks
-from collab_heads.running.outputs import Output, embeddings_of, read_output, without_far_rows
+from collab_heads.running.outputs import Output, embeddings_of, is_number_per_token, read_output, without_far_rows
 from collab_heads.running.portions import PORTION, portions
 
 # name of the hidden states in an output -> side of the model whose padding they have
@@ -45,7 +45,7 @@ def read_parts(model: PreTrainedModel, inputs: Mapping, outputs: Mapping, by_exa
     if not parts:
         raise UnsupportedModelError(f"{type(model).__name__} returns no hidden states by which it could be distilled")
     logits = outputs.get("logits")
-    if by_example and logits is not None and logits.ndim > 2:
+    if by_example and logits is not None and (logits.ndim > 2 or is_number_per_token(model, inputs, logits)):
         raise UnsupportedModelError(
             f"{type(model).__name__} puts out logits for every token, which cannot be compared across two "
             "vocabularies: trim the original with the same texts, too, and leave original_batches out"
@@ -243,7 +243,8 @@ class Gap:
                 squares += found
                 counts += row_counts(parts)
         squares, counts = self.processes.sum(squares), self.processes.sum(counts)
-        errors = squares / counts.clamp(min=1) / self.scales
+        # a divergence of distributions that hardly differ is rounded to less than 0
+        errors = (squares / counts.clamp(min=1) / self.scales).clamp(min=0)
         return HeldOutError(float(errors[:-1].mean()), float(errors[-1]))
 
 

@@ -41,6 +41,11 @@ def trained_parameters(layers: OpenLayers, more: Mapping[str, nn.Parameter] | No
     ours |= {id(p) for module in on_grids for p in module.parameters(recurse=False)}
     ours |= {id(p) for p in (more or {}).values()}
     found = {name: p for name, p in model.named_parameters() if id(p) in ours and p.numel()}
+    if not found and layers.record.states:
+        raise ArgumentError(
+            f"what was changed in this {type(model).__name__} has no weights left to train: "
+            f"{', '.join(layers.record.states)}. Distillation trains what is left of changed sites alone"
+        )
     if not found:
         raise ArgumentError(
             f"nothing in this {type(model).__name__} was changed, so there is nothing to train: change it first "

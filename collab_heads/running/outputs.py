@@ -90,15 +90,24 @@ def read_output(model: PreTrainedModel, inputs: Mapping, outputs: Mapping) -> Ou
     if logits is None and states is None:
         raise UnsupportedModelError(
             f"{type(model).__name__} returns {', '.join(outputs)}: neither logits nor embeddings nor "
-            "last_hidden_state, by which its output could be compared"
+            "last_hidden_state, by which its output could be compared. Pass the model without its head "
+            f"(model.{model.base_model_prefix}): it changes in place"
         )
     values = cast(Tensor, states if logits is None else logits).float()
+    if is_number_per_token(model, inputs, values):
+        values = values[..., None]
     if values.ndim == 3:  # of tokens
         mask, kept = output_mask(model, inputs), inputs.get(KEEP)
         mask = mask[:, kept.to(mask.device)] if mask is not None and isinstance(kept, Tensor) else mask
         values = values.flatten(0, 1) if mask is None else values[mask.to(values.device)]
     is_distribution = logits is not None and values.shape[-1] > 1 and not are_numbers(model)
     return Output(values.log_softmax(-1) if is_distribution else values, is_distribution, are_states=logits is None)
+
+
+def is_number_per_token(model: PreTrainedModel, inputs: Mapping, values: Tensor) -> bool:
+    """Return True if values of two axes are [B, T], one number per token (ELECTRA's discriminator), not [B, C]."""
+    ids = inputs.get("input_ids")
+    return ids is not None and values.shape == ids.shape and values.shape[1] != model.config.num_labels
 
 
 def fewer_logits(model: PreTrainedModel, inputs: Mapping, most: int) -> Mapping:

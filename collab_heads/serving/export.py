@@ -3,7 +3,8 @@
 import copy
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,8 @@ def export(
     def fill(place: Path) -> ExportReport:
         with progress_bar(desc="writing", total=1):
             example = padded(model, two_rows(given[0]))
+            if int8 and target.has_own_code:
+                check_code(target, model, place, example, given[:1], tokenizer)
             notes = target.write(model, place, example, tokenizer=tokenizer, int8=int8)
             if tokenizer is not None:
                 tokenizer.save_pretrained(place)
@@ -256,8 +259,7 @@ def export(
         with naming_outputs(model):
             compared = target.compare(model, place, given, tokenizer)
         is_int8 = target.is_int8(model, int8)
-        tolerance = max(target.tolerance, ROUNDINGS * coarsest(model))
-        check_difference(compared, to, target.int8_tolerance if is_int8 else tolerance)
+        check_difference(compared, to, target.int8_tolerance if is_int8 else tolerance_of(target, model))
         target.settle(model, place, int8)
         size = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
         return ExportReport(str(folder), to, is_int8, size / 1e6, *compared, notes=notes)
@@ -272,9 +274,30 @@ def export(
     return report
 
 
-def coarsest(model: PreTrainedModel) -> float:
-    """Return the largest relative rounding error of the types of a model's weights."""
-    return max(torch.finfo(each.dtype).eps for each in model.parameters() if each.is_floating_point())
+def check_code(
+    target: Target, model: PreTrainedModel, folder: Path, example: Mapping, batches: Sequence[Mapping], tokenizer: Any
+) -> None:
+    """Raise an error if the engine computes something else than the model, which eight bits would hide.
+
+    Args:
+        target: the target.
+        model: the model.
+        folder: a folder in which the model is written in full, compared, and deleted.
+        example: a batch of at least two rows.
+        batches: what is compared.
+        tokenizer: the tokenizer, or None.
+    """
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        target.write(model, Path(place), example, tokenizer=tokenizer, int8=False)
+        with naming_outputs(model):
+            compared = target.compare(model, Path(place), batches, tokenizer)
+    check_difference(compared, target.name, tolerance_of(target, model))
+
+
+def tolerance_of(target: Target, model: PreTrainedModel) -> float:
+    """Return the largest difference that rounding makes, in the types of a model's weights."""
+    coarsest = max(torch.finfo(each.dtype).eps for each in model.parameters() if each.is_floating_point())
+    return max(target.tolerance, ROUNDINGS * coarsest)
 
 
 def check_difference(found: Comparison, to: str, tolerance: float) -> None:

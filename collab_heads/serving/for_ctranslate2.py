@@ -30,7 +30,7 @@ CONVERTED = "converted"  # the folder that the converter writes
 class CTranslate2(Target):
     """CTranslate2: heads of any width and any number of neurons in every layer, on the processor and on GPUs."""
 
-    name, has_int8 = "ctranslate2", True
+    name, has_int8, has_own_code = "ctranslate2", True, True
 
     def check_installed(self, int8):
         super().check_installed(int8)

@@ -8,13 +8,15 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.extras import INSTALL
 from collab_heads.base.option_values import ExportTarget
-from collab_heads.contract.registry import get_adapter, is_lone_decoder
+from collab_heads.contract.registry import ctranslate2_form, get_adapter, is_lone_decoder
+from collab_heads.running.batches import reads_texts_alone
 from collab_heads.saving.card import ENCODERS, LIBRARY, NAME, TAG, VOCABULARY, base_of
 from collab_heads.serving.graph_engines import ENGINES
 from collab_heads.sites.record import trimmed_vocabulary
 
 EMBEDS, GENERATES, TRANSLATES, RUNS = "embeds", "generates", "translates", "runs"  # what models do
-EVERY = (EMBEDS, GENERATES, TRANSLATES, RUNS)
+SEES, TRANSCRIBES = "sees", "transcribes"  # as runs and translates, but a processor of images or sound makes the inputs
+EVERY = (EMBEDS, GENERATES, TRANSLATES, RUNS, SEES, TRANSCRIBES)
 GRAPHS = cast(tuple[ExportTarget, ...], tuple(ENGINES))
 
 
@@ -78,6 +80,15 @@ def in_js(auto: str, code: str, options: str = 'dtype: "fp32"') -> str:
     )
 
 
+PROCESSED = f"from transformers import AutoProcessor\n\nprocessor = AutoProcessor.from_pretrained('{NAME}')\n"
+PROCESSED += "inputs = processor(example, return_tensors='np')  # an image, or a sound\n"
+JS_SEES = (
+    f'import {{ {{architecture}}, AutoProcessor, env }} from "@huggingface/transformers";\n\n'
+    'env.localModelPath = "";\n'
+    f'const processor = await AutoProcessor.from_pretrained("{NAME}");\n'
+    f'const model = await {{architecture}}.from_pretrained("{NAME}", {{ dtype: "{{dtype}}" }});\n'
+    "const inputs = await processor(example);  // an image (RawImage.read), or a sound (read_audio)\n"
+)
 JS_EMBEDS = (
     'const inputs = await tokenizer(["A sentence."], { padding: true, truncation: true });\n'
     "const { sentence_embedding } = await model(inputs);"
@@ -95,6 +106,7 @@ JS_TRANSLATES = (
 )
 JS_RUNS = 'const outputs = await model(await tokenizer("A sentence."));'
 BY_CTRANSLATE2 = {EMBEDS: "Encoder", RUNS: "Encoder", GENERATES: "Generator", TRANSLATES: "Translator"}
+BY_CTRANSLATE2 |= {TRANSCRIBES: "{transcriber}"}
 READERS = (
     Reader(
         "collab_heads", (*GRAPHS, "ctranslate2", "gguf"), (EMBEDS,), f"{OURS}embeddings = model.encode(['A sentence.'])"
@@ -102,10 +114,10 @@ READERS = (
     Reader(
         "collab_heads",
         GRAPHS,
-        (GENERATES, TRANSLATES),
+        (GENERATES, TRANSLATES, TRANSCRIBES),
         f"{OURS}# model.generate(**inputs), as in transformers",
     ),
-    Reader("collab_heads", GRAPHS, (RUNS,), f"{OURS}# model(**inputs), as in transformers"),
+    Reader("collab_heads", GRAPHS, (RUNS, SEES), f"{OURS}# model(**inputs), as in transformers"),
     Reader(
         "sentence-transformers",
         (*GRAPHS, "ctranslate2"),
@@ -116,7 +128,10 @@ READERS = (
     Reader(
         "ONNX Runtime", ("onnx",), (EMBEDS,), f"{IN_ONNX}(embeddings,) = session.run(['sentence_embedding'], named)"
     ),
-    Reader("ONNX Runtime", ("onnx",), (RUNS,), f"{IN_ONNX}outputs = session.run(None, named)"),
+    *(
+        Reader("ONNX Runtime", ("onnx",), (does,), f"{code}outputs = session.run(None, named)")
+        for does, code in ((RUNS, IN_ONNX), (SEES, IN_ONNX.replace(TOKENIZED, PROCESSED)))
+    ),
     Reader(
         "transformers.js (Node)",
         ("onnx",),
@@ -133,6 +148,10 @@ READERS = (
             (RUNS, "{architecture}", JS_RUNS),
         )
     ),
+    *(
+        Reader("transformers.js", ("transformers.js",), (does,), f"{JS_SEES}const outputs = await {call};", "js")
+        for does, call in ((SEES, "model(inputs)"), (TRANSCRIBES, "model.generate(inputs)"))
+    ),
     Reader(
         "text-embeddings-inference",
         ("onnx",),
@@ -142,8 +161,15 @@ READERS = (
     ),
     Reader("OpenVINO", ("openvino",), (EMBEDS,), f"{IN_OPENVINO}embeddings = outputs['sentence_embedding']"),
     Reader("OpenVINO", ("openvino",), (RUNS,), IN_OPENVINO.rstrip()),
+    Reader("OpenVINO", ("openvino",), (SEES,), IN_OPENVINO.replace(TOKENIZED, PROCESSED).rstrip()),
     Reader("ExecuTorch", ("executorch",), (EMBEDS,), f"{IN_EXECUTORCH}embeddings = outputs[-1]"),
     Reader("ExecuTorch", ("executorch",), (RUNS,), IN_EXECUTORCH.rstrip()),
+    Reader(
+        "ExecuTorch",
+        ("executorch",),
+        (SEES,),
+        IN_EXECUTORCH.replace(TOKENIZED.replace("='np'", "='pt'"), PROCESSED.replace("='np'", "='pt'")).rstrip(),
+    ),
     Reader("ExecuTorch", ("executorch",), (GENERATES,), CONTINUED_IN_EXECUTORCH),
     *(
         Reader("CTranslate2", ("ctranslate2",), (does,), f"import ctranslate2\n\nmodel = ctranslate2.{kind}('{NAME}')")
@@ -208,6 +234,8 @@ def what_it_does(model: PreTrainedModel, is_encoder: bool) -> str:
     """Return what a model does, one of `EVERY`."""
     if is_encoder:
         return EMBEDS
+    if not reads_texts_alone(model):
+        return TRANSCRIBES if model.can_generate() else SEES
     if not model.can_generate():
         return RUNS
     return GENERATES if is_lone_decoder(model.config) else TRANSLATES
@@ -240,11 +268,14 @@ def served_card(
     does = what_it_does(model, is_encoder)
     readers = layer_readers(model) if per_layer else READERS
     found = [each for each in readers if to in each.targets and does in each.does]
-    parts += ["## Load it", *(part for each in found for part in (f"### {each.name}", fenced(each, kind, dtype)))]
+    parts += ["## Load it", *(part for each in found for part in (f"### {each.name}", fenced(each, model, dtype)))]
     return "\n\n".join([*parts, "## What was exported", f"```text\n{report}\n```"]) + "\n"
 
 
-def fenced(reader: Reader, architecture: str, dtype: str) -> str:
+def fenced(reader: Reader, model: PreTrainedModel, dtype: str) -> str:
     """Return the code of a reader, fenced."""
-    code = reader.code.replace("{architecture}", architecture).replace("{dtype}", dtype)
+    code, transcriber = reader.code, ctranslate2_form(model.config).transcriber
+    names = {"architecture": type(model).__name__, "dtype": dtype, "transcriber": str(transcriber)}
+    for name, value in names.items():
+        code = code.replace(f"{{{name}}}", value)
     return f"```{reader.language}\n{code}\n```"

@@ -31,6 +31,8 @@ class Target(ABC):
         tolerance: the largest difference of an output from PyTorch's, as a share of PyTorch's largest output.
         int8_tolerance: the same with weights of eight bits.
         has_int8: whether it takes weights of eight bits.
+        has_own_code: whether it computes an architecture by code of its own, which may not know all that a config can
+            say. Without eight bits, a difference shows.
         site_seconds: what an export takes for each attention site, about: of a model that does not generate, and of one
             that does.
         embeds: whether it puts out embeddings of texts, where the model is a sentence encoder.
@@ -40,6 +42,7 @@ class Target(ABC):
     tolerance: ClassVar[float] = 1e-3  # of float32 in another engine; seen: 2e-6 to 1e-5
     int8_tolerance: ClassVar[float] = 0.9  # seen: up to 0.2; zeros differ by 1, and another model by more
     has_int8: ClassVar[bool] = False
+    has_own_code: ClassVar[bool] = False
     site_seconds: ClassVar[tuple[float, float]] = (0.1, 0.1)
     embeds: ClassVar[bool] = False
 

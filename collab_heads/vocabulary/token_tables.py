@@ -201,17 +201,23 @@ def keep_rows(model: PreTrainedModel, tables: Sequence[TokenTable], kept: Sequen
         for name, value in list(vars(module).items()):
             if ONE_ID.search(name) and is_id(value):
                 setattr(module, name, ids[-1].get(value, value))
-    padding = getattr(model.config, "pad_token_id", None)
-    if padding is not None:
-        for module in model.modules():
-            if not isinstance(module, nn.Embedding) and isinstance(getattr(module, "padding_idx", None), int):
-                module.padding_idx = padding
+    for module in model.modules():
+        padding = getattr(module, "padding_idx", None)
+        if not isinstance(module, nn.Embedding) and isinstance(padding, int):
+            module.padding_idx = cast(Any, ids[-1].get(padding, padding))
 
 
-def check_positions(model: PreTrainedModel, padding: int | None, new: int | None) -> None:
-    """Raise UnsupportedModelError if positions are counted from the id of the padding, and that would change."""
-    if padding != new and any(hasattr(part, COUNTS_POSITIONS) for part in model.modules()):
-        raise UnsupportedModelError(
-            f"{type(model).__name__} counts positions from the id of its padding, {padding}, which would become {new}: "
-            "its padding must be among the first tokens"
-        )
+def check_positions(model: PreTrainedModel, ids: Mapping[int, int]) -> None:
+    """Raise UnsupportedModelError if positions are counted from the id of the padding, and that would change.
+
+    Args:
+        model: the model.
+        ids: old id -> new id, of the tokens that stay.
+    """
+    for part in model.modules():
+        padding = getattr(part, "padding_idx", None)  # MPNet counts from 1, whatever its config says
+        if hasattr(part, COUNTS_POSITIONS) and padding is not None and (new := ids.get(padding)) != padding:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} counts positions from the id of its padding, {padding}, which would become "
+                f"{new}: its padding must be among the first tokens"
+            )

@@ -143,8 +143,7 @@ def trim_vocabulary(
     ]
     same_padding(files, kept, getattr(model.config, "pad_token_id", None))
     ids = [dict(zip(each, range(len(each)), strict=True)) for each in kept]
-    padding = tokenizer.pad_token_id
-    check_positions(model, padding, None if padding is None else ids[0].get(padding))
+    check_positions(model, ids[0])
     made = files.trimmed(
         [
             {token: new[old] for token, old in vocabulary.items() if old in new}

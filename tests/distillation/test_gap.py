@@ -7,6 +7,7 @@ import torch
 
 from collab_heads.distillation.gap import Gap
 from collab_heads.distillation.processes import Processes
+from collab_heads.running.outputs import Output
 from families import FAMILIES
 
 FP32_NOISE = 1e-5  # relative: the same batches in portions, summed in another order
@@ -54,6 +55,13 @@ def test_the_held_out_error_is_relative_to_what_the_original_varies(gap, pair, b
     found = gap.error(list(enumerate(batches[3:5])))
     assert found.hidden == pytest.approx(float(sum(layers) / len(layers)), rel=FP32_NOISE)
     assert found.output == pytest.approx(float(output), rel=FP32_NOISE)
+
+
+def test_an_error_that_rounds_to_less_than_zero_is_zero(gap, batches, monkeypatch):
+    """As that of an exact swap: a report takes its root."""
+    monkeypatch.setattr(Output, "squared_gap", lambda original, changed: 0 * changed.rows.sum() - 1e-9)
+    found = gap.error(list(enumerate(batches[3:5])))
+    assert (found.hidden, found.output) == (0, 0)
 
 
 def test_so_is_what_is_made_small(gap, pair, batches):

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForSequenceClassification
 from unchanged import refused
 
-from collab_heads import distill
+from collab_heads import distill, prune_heads
 from collab_heads.base.extras import MissingPackageError
 from collab_heads.distillation.distill import Distillation
 from collab_heads.errors import (
@@ -90,6 +90,15 @@ def test_nothing_was_changed(batches):
     model, original = FAMILIES["bert"].build(), FAMILIES["bert"].build()
     with refused(model, ArgumentError, "nothing in this BertForSequenceClassification was changed"):
         distill(model, original, batches)
+
+
+def test_nothing_is_left_of_what_was_changed():
+    """An output projection without a bias has no weights once all heads are gone."""
+    model = FAMILIES["qwen2"].build()
+    original = copy.deepcopy(model)
+    prune_heads(model, heads={"layers.1.self_attn": range(4)})
+    with refused(model, ArgumentError, "has no weights left to train: layers.1.self_attn"):
+        distill(model, original, [FAMILIES["qwen2"].inputs()])
 
 
 def test_float16(pair, batches):

@@ -2,12 +2,15 @@
 
 import pytest
 import torch
+from model_configs import bert_config
+from model_inputs import batch
 from torch.testing import assert_close
+from transformers import ElectraConfig, ElectraForPreTraining
 from transformers.modeling_outputs import BaseModelOutput, QuestionAnsweringModelOutput, SequenceClassifierOutput
 
 from collab_heads.errors import UnsupportedModelError
 from collab_heads.running.outputs import KEEP, Output, fewer_logits, read_output, without_far_rows
-from families import FAMILIES
+from families import FAMILIES, make
 
 
 def outputs(family: str, inputs=None):
@@ -30,6 +33,16 @@ def test_only_tokens_that_count_are_rows(family):
 
 def test_a_classifier_has_a_row_per_example():
     assert read_output(*outputs("bert")).rows.shape == (3, 2)
+
+
+def test_a_number_per_token_is_no_distribution_over_tokens():
+    model = make(ElectraForPreTraining, bert_config(ElectraConfig))
+    inputs = batch()
+    with torch.no_grad():
+        found = model(**inputs)
+    read = read_output(model, inputs, found)
+    assert_close(read.rows, found.logits[inputs["attention_mask"].bool()][:, None])
+    assert not (read.is_distribution or read.are_states)
 
 
 def test_small_changes_of_a_distribution_add_like_squares():
@@ -61,7 +74,7 @@ def test_a_regression_has_numbers_and_a_classifier_a_distribution():
 
 def test_what_cannot_be_compared_is_named():
     model, inputs, _ = outputs("bert")
-    with pytest.raises(UnsupportedModelError, match="BertForSequenceClassification returns start_logits, end_logits"):
+    with pytest.raises(UnsupportedModelError, match=r"BertFor.* returns start_logits, end_logits: .*\(model\.bert\)"):
         starts = torch.ones(3, 9)
         read_output(model, inputs, QuestionAnsweringModelOutput(start_logits=starts, end_logits=starts))
     assert read_output(model, inputs, BaseModelOutput(torch.ones(3, 9, 4))).is_distribution is False

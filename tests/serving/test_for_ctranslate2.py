@@ -309,6 +309,21 @@ def test_a_model_that_is_sure_of_its_tokens_is_not_refused(tmp_path):
     assert export(model, tmp_path / "out", to="ctranslate2").difference < ENGINE_NOISE
 
 
+def test_a_bert_without_a_pooler_is_refused(tmp_path):
+    with pytest.raises(UnsupportedModelError, match=r"needs a pooler, and this BertModel has none.*: use to='onnx'"):
+        export(BertModel(MODELS["bert"][1], add_pooling_layer=False).eval(), tmp_path / "served", to="ctranslate2")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("int8", (False, True))
+def test_what_the_engine_computes_otherwise_is_refused(int8, tmp_path):
+    """This model does not divide its scores; the tolerance of eight bits would hide that the engine does."""
+    model = GPT2LMHeadModel(GPT2Config(**GPT2, scale_attn_weights=False, initializer_range=0.3)).eval()
+    with pytest.raises(ModelStateError, match="the model in ctranslate2 differs from PyTorch by"):
+        export(model, tmp_path / "served", to="ctranslate2", int8=int8)
+    assert not list(tmp_path.iterdir())
+
+
 def test_int8_is_smaller(tmp_path):
     model = build("marian")
     whole, small = (export(model, tmp_path / str(int8), to="ctranslate2", int8=int8) for int8 in (False, True))

@@ -470,6 +470,16 @@ def test_each_card_names_a_reader(name, to):
     assert text.endswith("## What was exported\n\n```text\nthe report\n```\n")
 
 
+@pytest.mark.parametrize("to", ["onnx", "openvino", "executorch", "transformers.js", "ctranslate2"])
+def test_a_card_tokenizes_no_image_and_no_sound(to):
+    for name in ("vit", "clip", "wav2vec2", "whisper"):
+        text = served_card(FAMILIES[name].build(), to, "the report", False)
+        assert "AutoTokenizer" not in text and "A sentence." not in text and "Translator" not in text
+        alone = to == "ctranslate2" or (name == "whisper" and to != "transformers.js")
+        assert alone or "AutoProcessor" in text
+        assert ("ctranslate2.models.Whisper(" in text) == (name == "whisper" and to == "ctranslate2")
+
+
 def test_a_stock_checkpoint_embeds_as_its_original(encoder, tmp_path):
     exported(encoder, tmp_path / "stock", "transformers")
     found, expected = (embedder(folder).encode(TEXTS) for folder in (tmp_path / "stock", encoder))

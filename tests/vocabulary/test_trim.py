@@ -23,6 +23,7 @@ from transformers import (
     GPT2LMHeadModel,
     MarianConfig,
     MarianMTModel,
+    MPNetForMaskedLM,
     RobertaConfig,
     RobertaForMaskedLM,
     T5Config,
@@ -138,11 +139,13 @@ def test_a_padding_that_becomes_the_first_token():
     assert {each.padding_idx for each in model.modules() if getattr(each, "padding_idx", None) is not None} == {0}
 
 
-def test_roberta_counts_positions_from_a_padding_that_stays():
+@pytest.mark.parametrize("cls", [RobertaForMaskedLM, MPNetForMaskedLM])
+def test_positions_are_counted_from_a_padding_that_stays(cls):
+    """MPNet counts from 1, which is another token here."""
     tokenizer = fast("byte-level BPE")
     torch.manual_seed(0)
-    config = RobertaConfig(vocab_size=len(tokenizer), pad_token_id=0, max_position_embeddings=64, **SIZES)
-    model = RobertaForMaskedLM(config).eval()
+    config = cls.config_class(vocab_size=len(tokenizer), pad_token_id=0, max_position_embeddings=64, **SIZES)
+    model = cls(config).eval()
     expected = states(model, tokenizer, FEW)
     made, _ = trim_vocabulary(model, tokenizer, FEW)
     ids = [tokenizer.get_vocab()[token] for token, _ in sorted(made.get_vocab().items(), key=lambda pair: pair[1])]

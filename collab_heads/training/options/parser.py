@@ -304,6 +304,14 @@ def epochs_or_auto(text: str) -> float | str:
     return text if text == AUTO else epochs(text)
 
 
+def finite(text: str) -> float:
+    """Parse a finite number."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text} must be a finite number")
+    return value
+
+
 def not_negative(text: str) -> float:
     """Parse a finite number from 0."""
     value = float(text)

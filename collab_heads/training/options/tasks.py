@@ -14,6 +14,7 @@ from collab_heads.training.options.parser import (
     Flag,
     count,
     count_from_1,
+    finite,
     flag,
     not_negative,
     path,
@@ -264,7 +265,7 @@ TRANSLATION = (
     flag(
         "--length_penalty X",
         "exponent of the length in the score of a beam; a larger one gives longer translations",
-        float,
+        finite,
         1.0,
     ),
     flag(

@@ -95,7 +95,7 @@ class Classifier(Learner):
             )
         if not (wants_swap(args) or has_head or trains(args)):
             raise ArgumentError(
-                "--num_train_epochs 0 measures a trained model, and this one has no classification head"
+                "a run of 0 epochs or steps measures a trained model, and this one has no classification head"
             )
         length = min(args.max_length, tokenizer.model_max_length)
         multiple = 8 if session.accelerator.mixed_precision != "no" else None
@@ -242,7 +242,9 @@ class ImageClassifier(Classifier):
         if session.checkpoint is None:
             check_flags_fit(args, model, swaps=swaps)
         if not (wants_swap(args) or has_head or trains(args)):
-            raise ArgumentError("--num_train_epochs 0 measures a trained model, and this one has no head for classes")
+            raise ArgumentError(
+                "a run of 0 epochs or steps measures a trained model, and this one has no head for classes"
+            )
         classifier = cls(
             session=session,
             task=data.task.name,

@@ -315,7 +315,7 @@ def test_a_glue_folder_is_read(bert, tmp_path):
         (("--lerning_rate", 1), r"unknown flag '--lerning_rate' \(did you mean '--learning_rate'\?\)"),
         (("--learning_rate", "fast"), "argument --learning_rate: invalid"),
         (("--num_train_epochs", "nan"), "finite number"),
-        (("--num_train_epochs", 0), "this one has no classification head"),
+        (("--max_train_steps", 0), "0 epochs or steps .* this one has no classification head"),
         (("--lr_scheduler_type", "reduce_lr_on_plateau"), "unknown --lr_scheduler_type"),
         (("--resume_from_checkpoint",), "holds no finished checkpoint"),
         (("--with_tracking", "--report_to", "tensorbord"), r"did you mean 'tensorboard'"),

@@ -56,6 +56,7 @@ def test_broken_files(kind, marian, bilingual, tmp_path):
         ("--word_dropout_with random", "--word_dropout_with random has no effect without --word_dropout"),
         ("--word_dropout 0.1 --word_dropout_with unk", "unknown --word_dropout_with 'unk'"),
         ("--word_dropout -0.1", "argument --word_dropout: -0.1 must be a finite number"),
+        ("--length_penalty nan", "argument --length_penalty: nan must be a finite number"),
         ("--objective risk", "unknown --objective 'risk'; known: cross_entropy, minimum_risk"),
         ("--risk_samples 9", "--risk_samples have no effect without --objective minimum_risk"),
         ("--objective minimum_risk --risk_samples 1", "--risk_samples 1: .* sample 2 or more"),
