@@ -14,7 +14,7 @@ from collab_heads.compression.options import PlanOptions
 from collab_heads.compression.parts.shape import Shape
 from collab_heads.compression.parts.table import parts_of
 from collab_heads.errors import OutputError
-from collab_heads.files.checkpoint import check_same_run, digest_of, digest_of_batches
+from collab_heads.files.checkpoint import check_same_run, digest_of_batches, digest_of_model
 from collab_heads.files.folders import alone_in
 from collab_heads.files.reading import read_document, write_document
 from collab_heads.model.open_layers import OpenLayers
@@ -149,7 +149,7 @@ def kept_measurements(
         yield MeasuredSites()
         return
     run = {
-        "model": digest_of(layers.model.state_dict().items()),
+        "model": digest_of_model(layers.model),
         "batches": digest_of_batches(batches),
         "sites": list(shapes),
         "parts": options.counted_parts,

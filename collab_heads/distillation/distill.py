@@ -31,7 +31,7 @@ from collab_heads.distillation.gap import Gap
 from collab_heads.distillation.grids import trained_grids
 from collab_heads.distillation.optimizer import MasterWeights, put_back, trained_alone, trained_parameters
 from collab_heads.distillation.processes import DistillOptions, Precision, Processes
-from collab_heads.files.checkpoint import digest_of, digest_of_batches
+from collab_heads.files.checkpoint import digest_of_batches, digest_of_model
 from collab_heads.model.open_layers import OpenLayers
 from collab_heads.model.refusals import check_finite_sites
 from collab_heads.running.batches import Batch, Part, evaluating
@@ -195,8 +195,8 @@ def distill(
 def digests(model: PreTrainedModel, original: PreTrainedModel, batches: list[Batch]) -> dict[str, str]:
     """Return digests of both models and of the batches, by which a checkpoint recognises its run."""
     return {
-        "model": digest_of(model.state_dict().items()),
-        "original": digest_of(original.state_dict().items()),
+        "model": digest_of_model(model),
+        "original": digest_of_model(original),
         "batches": digest_of_batches(batches),
     }
 

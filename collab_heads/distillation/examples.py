@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from collab_heads.errors import ArgumentError, CalibrationError, CollabHeadsError, UnsupportedModelError
+from collab_heads.files.checkpoint import NOT_COMPUTED
 from collab_heads.model.opened import check_trainable
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.running.batches import (
@@ -104,9 +105,7 @@ def in_order(count: int, seed: int, steps: int) -> list[int]:
     return places[:steps]
 
 
-# entries that may differ between two configs: how the models were made, and how they run
-MAY_DIFFER = {FIELD, GRIDS, "_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"}
-MAY_DIFFER |= {"use_cache", "return_dict", "output_hidden_states", "output_attentions"}
+MAY_DIFFER = {FIELD, GRIDS, *NOT_COMPUTED}  # entries of two configs
 
 
 def check_pair(

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from collab_heads.errors import OutputError
 from collab_heads.files.atomic import write_json, writing
@@ -119,6 +120,21 @@ def digest_of(named: Iterable[tuple[str, Any]]) -> str:
         else:
             sha256.update(repr(value).encode())
     return sha256.hexdigest()[:16]
+
+
+# entries of a config that say how a model was made, and how it runs
+NOT_COMPUTED = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"}
+NOT_COMPUTED |= {"use_cache", "return_dict", "output_hidden_states", "output_attentions"}
+
+
+def digest_of_model(model: PreTrainedModel) -> str:
+    """Return the digest of all by which a model computes: its weights and buffers, and its config."""
+
+    def computed(entries: Mapping) -> dict:
+        kept = {str(name): value for name, value in entries.items() if name not in NOT_COMPUTED}
+        return {name: computed(kept[name]) if isinstance(kept[name], Mapping) else kept[name] for name in sorted(kept)}
+
+    return digest_of([*model.state_dict().items(), ("config", computed(model.config.to_dict()))])
 
 
 def digest_of_batches(batches: Iterable[Mapping]) -> str:

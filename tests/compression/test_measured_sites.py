@@ -78,6 +78,10 @@ def test_another_run_is_refused(tmp_path):
         plan(model, batches[1:], **OPTIONS, measurements=file)
     with pytest.raises(OutputError, match=r"parts was \['heads'.* and is \['neurons'"):
         plan(model, batches, **OPTIONS, parts="neurons", measurements=file)
+    model.config.layer_norm_eps *= 2
+    with pytest.raises(OutputError, match="model was"):
+        plan(model, batches, **OPTIONS, measurements=file)
+    model.config.layer_norm_eps /= 2
     with torch.no_grad():
         next(model.parameters()).mul_(2)
     with pytest.raises(OutputError, match="model was"):
