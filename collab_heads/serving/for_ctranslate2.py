@@ -86,7 +86,8 @@ class CTranslate2(Target):
                 raise
             except Exception as error:
                 raise UnsupportedModelError(
-                    f"CTranslate2's converter fails on {type(model).__name__}: {first_line(error)}"
+                    f"CTranslate2's converter fails on {type(model).__name__}: {first_line(error)}: use another engine "
+                    "(to=)"
                 ) from error
         for file in (folder / CONVERTED).iterdir():
             file.rename(folder / file.name)
@@ -126,7 +127,7 @@ class CTranslate2(Target):
                     raise
                 except (RuntimeError, ValueError) as error:
                     raise UnsupportedModelError(
-                        f"CTranslate2 fails on {type(model).__name__}: {first_line(error)}"
+                        f"CTranslate2 fails on {type(model).__name__}: {first_line(error)}: use another engine (to=)"
                     ) from error
         inputs = without_labels(batches[0])
         rows = engine.rows(inputs)

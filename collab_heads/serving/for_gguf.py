@@ -116,7 +116,8 @@ class Gguf(Target):
         except CollabHeadsError:
             raise
         except (RuntimeError, ValueError) as error:
-            raise UnsupportedModelError(f"llama.cpp fails on {type(model).__name__}: {first_line(error)}") from error
+            message = f"llama.cpp fails on {type(model).__name__}: {first_line(error)}: use another engine (to=)"
+            raise UnsupportedModelError(message) from error
 
 
 Calls = tuple[Callable[[Mapping], object], ...]
