@@ -116,7 +116,7 @@ def durations() -> str:
         [row(record, method=each, budget=budget)["seconds"] for each in (name, f"{name}, distilled")]
         for record, name, budget in (("real_encoder", "compress", 0.5), ("real_decoder", "compress, and its own", 0.8))
     )
-    bert = row("real_sizes", model="bert", work="compress layers")["seconds"]
+    bert = row("real_sizes", model="bert", work="compress layers")["cpu_seconds"]
     names = "model", "parameters", "layers left", "fitted to", "plan and fit, minutes", "distilled, minutes more"
     rows = (
         ("all-MiniLM-L6-v2", "23 M", "half", "2,048 sentences", refined, distilled - refined),
