@@ -168,7 +168,7 @@ def test_folding_makes_a_stock_checkpoint(bert, files, tmp_path):
     results = run(bert, files, tmp_path / "folded", *more, "--fold_heads")
     assert list(results["stages"]) == ["fine_tuned", "folded"]
     assert results["stages"]["folded"] == results["stages"]["fine_tuned"]
-    assert results["heads"]["folded"]["alphas"] == tuple(PATHS)
+    assert results["heads"]["folded"]["alphas"] == list(PATHS)
     assert results["heads"]["alphas"]["sites"][0]["distance"] > 0  # as they were learned
     assert "collab_heads" not in (tmp_path / "folded" / "config.json").read_text()
     assert not alphas(tmp_path / "folded")
@@ -261,7 +261,7 @@ def test_what_is_left_to_mix(bert, files, tmp_path):
     alive.write_text('{"enc-self": [[0, 1, 0, 0], [1, 0, 0, 0]]}')
     more = (*more, "--disagreement_weight", "enc-self=1", "--checkpointing_steps", 1)
     results = run(bert, files, tmp_path / "single", *more)
-    assert results["heads"]["alphas"]["sites"] == ()
+    assert results["heads"]["alphas"]["sites"] == []
     assert results["heads"]["pruned"]["removed"] == 6
     check_loads(results, tmp_path / "single", files)
     again = run(bert, files, tmp_path / "single", *more, "--resume_from_checkpoint", tmp_path / "single" / "step_0_1")
