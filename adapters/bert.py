@@ -3,7 +3,6 @@
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
 from transformers.models.bert import modeling_bert
 from transformers.models.camembert import modeling_camembert
 from transformers.models.electra import modeling_electra
@@ -76,7 +75,7 @@ class BertAdapter(AttentionAdapter):
         modeling_electra.ElectraCrossAttention,
     )
 
-    width = "all_head_size"
+    output, width = "../output.dense", "all_head_size"
     layer_configs = True
     feed_forwards = (FEED_FORWARD,)
     ctranslate2 = dict.fromkeys(("roberta", "xlm-roberta", "camembert"), CTranslate2Form(entries=POSITIONS)) | {
@@ -108,7 +107,3 @@ class BertAdapter(AttentionAdapter):
     def role(self, role, module):
         """Return "dec-self" for a model with `config.is_decoder`, which has the paths of an encoder."""
         return "dec-self" if role == "enc-self" and module.config.is_decoder else role
-
-    def output_projection(self, model, site) -> nn.Linear:
-        """Return `attention.output.dense`, a sibling of `attention.self`."""
-        return model.base_model.get_submodule(site.path.removesuffix("self") + "output.dense")

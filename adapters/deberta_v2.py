@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from torch import nn
 from torch.nn.functional import dropout as drop
 from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention
 
@@ -89,15 +88,12 @@ class DebertaV2Layout(AttentionAdapter):
     model_types = ("deberta-v2",)
     paths = {r"encoder\.layer\.(\d+)\.attention\.self": "enc-self"}
     replacements = {DisentangledSelfAttention: WholeDisentangledSelfAttention}
-    query, key, value, width = "query_proj", "key_proj", "value_proj", "all_head_size"
+    query, key, value, output = "query_proj", "key_proj", "value_proj", "../output.dense"
+    width = "all_head_size"
     weights_argument, uses_interface = "output_attentions", False
     roles = ("enc-self",)
     feed_forwards = (FEED_FORWARD,)
     exact_kind = "rotary"  # which keeps the bias of the keys: with the queries of positions, it counts
-
-    def output_projection(self, model, site) -> nn.Linear:
-        """Return `attention.output.dense`, a sibling of `attention.self`."""
-        return model.base_model.get_submodule(site.path.removesuffix("self") + "output.dense")
 
     def scale(self, module):
         """Return 1 / sqrt(width of a head * number of terms of a score), rounded to float32 as in the stock class."""

@@ -67,7 +67,7 @@ class EsmLayout(AttentionAdapter):
     paths = {r"encoder\.layer\.(\d+)\.attention\.self": "enc-self"}
     replacements = {EsmSelfAttention: CollaborativeEsmSelfAttention}
     roles = ("enc-self", "dec-self")
-    width = "all_head_size"
+    output, width = "../output.dense", "all_head_size"
     feed_forwards = (FeedForwardNames(r"encoder\.layer\.\d+", ("intermediate.dense",), "output.dense", None),)
 
     def role(self, role, module):
@@ -77,10 +77,6 @@ class EsmLayout(AttentionAdapter):
     def scale(self, module):
         """Return 1 / sqrt(width of a head); `scaling` is what remains after the query was scaled."""
         return module.attention_head_size**-0.5
-
-    def output_projection(self, model, site):
-        """Return `attention.output.dense`, a sibling of `attention.self`."""
-        return model.base_model.get_submodule(site.path.removesuffix("self") + "output.dense")
 
 
 class RotaryEsmAdapter(RotaryAdapter, EsmLayout):

@@ -1,4 +1,8 @@
-"""A family whose models differ in what works: heads of ESM with rotary positions can go, but share nothing."""
+"""Families whose models differ in what works.
+
+Heads of ESM with rotary positions can go, but share nothing; those of DeBERTa stay where positions have projections of
+their own.
+"""
 
 import copy
 
@@ -12,13 +16,13 @@ from model_runs import aligned, output
 from model_sizes import EXACT64
 from relevance_by_hand import begin_relevance, decoder_batch, full, without_biases
 from test_head_contract import assert_folded_equals, assert_pruned_equals_gated
-from transformers import EsmForMaskedLM, EsmForSequenceClassification, EsmModel
+from transformers import DebertaV2ForSequenceClassification, EsmForMaskedLM, EsmForSequenceClassification, EsmModel
 from unchanged import refused
 
 import collab_heads
 from collab_heads.adapters.esm import EsmAdapter, RotaryEsmAdapter
 from collab_heads.errors import UnsupportedModelError
-from families import FAMILIES, make
+from families import FAMILIES, deberta, make
 
 ROTARY = FAMILIES["esm-rotary"]
 
@@ -70,6 +74,25 @@ def test_relevance_is_conserved():
     relevance, total = begin_relevance(without_biases(ROTARY.build()), full(decoder_batch("esm")))
     assert abs(total) > 1e-3
     assert abs(relevance - total) < 1e-8
+
+
+def test_positions_with_projections_of_their_own_leave_neurons(tmp_path):
+    model, inputs = deberta("own positions", share_att_key=False).build(), batch()
+    stock = output(model, inputs)
+    calls = (
+        lambda: collab_heads.swap_to_collaborative(model),
+        lambda: collab_heads.swap_to_gated(model),
+        lambda: collab_heads.prune_heads(model, heads={"enc-self": [[0], [1]]}),
+        lambda: collab_heads.compress(model, [inputs], 0.5),
+    )
+    for call in calls:
+        with refused(model, UnsupportedModelError, "share_att_key is not true", "prune_neurons() works"):
+            call()
+    collab_heads.prune_neurons(model, [inputs], keep=24)
+    assert float((output(model, inputs) - stock).abs().max()) > 1e-3
+    model.save_pretrained(tmp_path)
+    again = DebertaV2ForSequenceClassification.from_pretrained(tmp_path).eval()
+    assert torch.equal(output(aligned(again), inputs), output(aligned(model), inputs))
 
 
 def test_absolute_positions_share():

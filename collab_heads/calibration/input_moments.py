@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from collab_heads.base.numerics import add_products_, float64, mirror_
 from collab_heads.errors import CalibrationError, NonFiniteError
 from collab_heads.model.open_layers import OpenLayerSite, OpenSite
+from collab_heads.running.attention_calls import SIDES, on_inputs
 from collab_heads.running.batches import sides
 from collab_heads.running.outputs import FAR
 
-SIDES = ("query", "key")
 LARGE = 1e12  # norms beyond it, or below its inverse, have squares that float32 may not hold
 
 
@@ -146,7 +146,7 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 class Listener:
-    """A listener that takes the moments of both sides of one site, with pre-hooks on its projections.
+    """A listener that takes the moments of both sides of one site.
 
     An input that both sides share, as in self-attention, is summed once.
     """
@@ -154,17 +154,10 @@ class Listener:
     def __init__(self, site: OpenSite, masks: Mapping[str, Tensor | None]):
         self.site, self.masks = site, masks
         self.inputs: dict[str, Tensor] = {}  # of the call that is under way
-        self.is_complete = False
         self.sums: dict[str, RunningMoments] = {}  # of "query", "key" and "both"
 
-    def begin(self, *_: object) -> None:
-        """Begin a call of the site."""
-        self.inputs, self.is_complete = {}, False
-
     def hear(self, side: str, states: Tensor) -> None:
-        """Take the input of one side; the second side completes a call. Projections may then read positions."""
-        if self.is_complete:
-            return
+        """Take the input of one side; the second side completes a call."""
         self.inputs[side] = states
         if len(self.inputs) < len(SIDES):
             return
@@ -178,7 +171,7 @@ class Listener:
             if name not in self.sums:
                 self.sums[name] = RunningMoments()
             self.sums[name].add(inputs, masks[name])
-        self.is_complete = True
+        self.inputs = {}
 
     def moments(self) -> tuple[InputMoments, InputMoments]:
         """Return the moments of the query side and of the key side; raise CalibrationError if no token was seen."""
@@ -243,12 +236,7 @@ def listening(sites: Sequence[OpenSite], masks: Mapping[str, Tensor | None]) -> 
     listeners, handles = [Listener(site, masks) for site in sites], []
     try:
         for listener in listeners:
-            handles.append(listener.site.module.register_forward_pre_hook(listener.begin))
-            for side, projection in zip(SIDES, listener.site.projections, strict=True):
-                hook = projection.register_forward_pre_hook(
-                    lambda _, args, hear=listener.hear, side=side: hear(side, args[0])
-                )
-                handles.append(hook)
+            handles += on_inputs(listener.site, listener.hear)
         yield listeners
     finally:
         for handle in handles:

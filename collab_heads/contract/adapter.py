@@ -34,7 +34,8 @@ class AttentionAdapter:
         replacements: stock attention class -> collaborative class.
         shrunk: stock attention class -> its class with fewer heads; only where the stock forward cannot run them.
         query, key, value: names of the projections in the attention module.
-        output: name of the output projection in the attention module; None where it is elsewhere.
+        output: name of the output projection in the attention module, after "../" of one beside it; None where it is
+            elsewhere.
         heads: name of the head count in the attention module.
         width: name of the attribute for the width over all heads in the attention module; None where it has none, or
             where that is the model's width.
@@ -218,7 +219,9 @@ class AttentionAdapter:
         """
         if self.output is None:
             raise ArgumentError(f"{type(self).__name__} does not say where the output projection of {site.path} is")
-        return model.base_model.get_submodule(f"{site.path}.{self.output}")
+        beside = self.output.removeprefix("../")
+        inside = site.path if beside == self.output else site.path.rpartition(".")[0]
+        return model.base_model.get_submodule(f"{inside}.{beside}")
 
     def read(self, module: nn.Module) -> AttentionWeights:
         """Read the weights of a stock attention module, per head, without copying.

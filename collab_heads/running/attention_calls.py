@@ -15,6 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
@@ -25,6 +26,7 @@ from collab_heads.running.batches import attention_backend, sides
 
 BACKEND = "collab_heads_recording"
 SAMPLE_BYTES = 512 * 2**20  # of all recorded inputs together; beyond it half of the portions are dropped
+SIDES = ("query", "key")
 GOLDEN = 0.6180339887498949  # its multiples, modulo 1, fill the interval evenly and never repeat
 
 
@@ -131,8 +133,7 @@ def recording_calls(
         with attention_backend(model, BACKEND, accepted=(BACKEND,)) if sites else nullcontext():
             for site in sites:
                 inputs: dict[str, Any] = {}
-                for side, projection in zip(("query", "key"), site.projections, strict=True):
-                    handles.append(projection.register_forward_pre_hook(partial(keep_input, inputs, side)))
+                handles += on_inputs(site, inputs.__setitem__)
                 handles.append(
                     site.module.register_forward_pre_hook(partial(begin_call, inputs, site), with_kwargs=True)
                 )
@@ -150,9 +151,32 @@ def recording_calls(
             handle.remove()
 
 
-def keep_input(inputs: dict[str, Any], side: str, projection: nn.Module, args: tuple) -> None:
-    """Keep the input of a projection, the first in a call: some project positions after it (a forward pre-hook)."""
-    inputs.setdefault(side, args[0])
+def on_inputs(site: OpenSite, hear: Callable[[str, Tensor], None]) -> list[RemovableHandle]:
+    """Call back with what the query and the key projection of a site read, once each in every call of it.
+
+    The first input of a projection in a call is the tokens; some families project positions with it afterwards.
+
+    Args:
+        site: a site that is not swapped.
+        hear: called with "query" or "key" and the input, [B, T, D].
+
+    Returns:
+        The handles of the hooks.
+    """
+    heard: set[str] = set()
+
+    def begin(*_: object) -> None:
+        heard.clear()
+
+    def read(side: str, _: nn.Module, args: tuple) -> None:
+        if side not in heard:
+            heard.add(side)
+            hear(side, args[0])
+
+    handles = [site.module.register_forward_pre_hook(begin)]
+    for side, projection in zip(SIDES, site.projections, strict=True):
+        handles.append(projection.register_forward_pre_hook(partial(read, side)))
+    return handles
 
 
 def begin_call(inputs: dict[str, Any], site: OpenSite, module: nn.Module, args: tuple, kwargs: dict) -> None:

@@ -21,7 +21,7 @@ FILES = {SINGLE: "model", ENCODER: "encoder_model", DECODER: "decoder_model_merg
 # of files, by what the library calls their numbers
 SUFFIXES = {"fp32": "", "fp16": "_fp16", "q8": "_quantized", "q4": "_q4"}
 FOUR = 4  # bits
-MOST = 2**31 - 2**20  # bytes of a graph with its weights in one file, which a browser fetches
+MOST = 2**31 - 2**26  # bytes of the weights of a graph, which lie with it in one file that a browser fetches
 # an array of a cache, as transformers' exporter names it
 CACHED = re.compile(
     r"(?P<side>input|output)\.(?:past_key_values|cache)\.(?P<own>self_attention_cache\.)?"
@@ -48,17 +48,16 @@ class TransformersJs(Onnx):
 
         suffix, graphs = SUFFIXES[dtype_of(model, int8)], dict[str, Any]()
         for name in FILES:
-            files = [folder / f"{name}.onnx", folder / f"{name}.onnx.data"]
-            if not files[0].exists():
-                continue
-            if (size := sum(file.stat().st_size for file in files if file.exists())) > MOST:
+            if (file := folder / f"{name}.onnx").exists():
+                graphs[name] = onnx.load(file)
+        if DECODER in graphs:
+            graphs[ENCODER] = moved_keys(graphs[ENCODER], graphs[DECODER])
+        for program in graphs.values():  # with the weights that graphs shared
+            if (size := sum(len(each.raw_data) for each in program.graph.initializer)) > MOST:
                 raise UnsupportedModelError(
                     f"transformers.js: the graph has {size / 1e9:.1f} GB, and one file holds 2: give weights fewer "
                     "bits, or choose to='onnx'"
                 )
-            graphs[name] = onnx.load(files[0])
-        if DECODER in graphs:
-            graphs[ENCODER] = moved_keys(graphs[ENCODER], graphs[DECODER])
         (folder / FOLDER).mkdir()
         for name, program in graphs.items():
             rename(program.graph, OF_DECODER if name == DECODER else {})

@@ -51,9 +51,7 @@ class SplinterAdapter(AttentionAdapter):
     model_types = ("splinter",)
     paths = {r"encoder\.layer\.(\d+)\.attention\.self": "enc-self"}  # noqa: RUF012
     replacements = {SplinterSelfAttention: CollaborativeSplinterSelfAttention}  # noqa: RUF012
-
-    def output_projection(self, model, site):
-        return model.base_model.get_submodule(site.path.removesuffix("self") + "output.dense")
+    output = "../output.dense"
 
 
 def splinter():

@@ -62,7 +62,7 @@ def test_an_output_projection_that_is_not_known_is_missed_late():
     """Swapping without calibration does not need it."""
 
     class WithoutOutput(BertAdapter):
-        output_projection = AttentionAdapter.output_projection
+        output = None
 
     model = FAMILIES["bert"].build()
     site = OpenLayers.of(model, WithoutOutput()).attention[0]

@@ -12,6 +12,7 @@ from collab_heads.serving import for_transformers_js
 from families import FAMILIES
 
 pytest.importorskip("transformers.exporters.runners", reason="exports of graphs need transformers 5.23")
+onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 ENGINE_NOISE = 1e-4  # of logits in another engine, in float32; seen: 1e-6
 
@@ -60,6 +61,19 @@ def test_a_graph_that_no_file_holds_is_refused(decoder, tmp_path, monkeypatch):
     with pytest.raises(UnsupportedModelError, match="one file holds 2: give weights fewer bits, or choose to='onnx'"):
         export(decoder, tmp_path / "served", "transformers.js")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_what_a_decoder_shares_with_its_encoder_counts(tmp_path, monkeypatch):
+    model = FAMILIES["marian"].build().eval()
+    export(model, tmp_path / "served", "transformers.js")
+    decoder = onnx.load(tmp_path / "served/onnx/decoder_model_merged.onnx")
+    weights = sum(len(each.raw_data) for each in decoder.graph.initializer)
+    monkeypatch.setattr(for_transformers_js, "MOST", weights)
+    export(model, tmp_path / "fits", "transformers.js")
+    monkeypatch.setattr(for_transformers_js, "MOST", weights - 1)
+    with pytest.raises(UnsupportedModelError, match="one file holds 2"):
+        export(model, tmp_path / "refused", "transformers.js")
 
 
 @pytest.mark.slow
