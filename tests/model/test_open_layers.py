@@ -7,7 +7,6 @@ from model_runs import swap
 from opening import layers_of
 
 import collab_heads
-from collab_heads import AttentionAdapter
 from collab_heads.adapters.bert import BertAdapter
 from collab_heads.contract.registry import head_numbers
 from collab_heads.errors import ArgumentError
