@@ -115,7 +115,7 @@ def batches_of(args: Namespace, model: PreTrainedModel, tokenizer: PreTrainedTok
         columns = encoded(args, tokenizer, texts, truncation=True, max_length=most)
         groups = longest_first(list(map(len, columns["input_ids"])), args.batch_size)
         rows = [{name: values[i] for name, values in columns.items()} for i in range(len(texts["source"]))]
-        pad = with_padding(tokenizer).pad
+        pad = with_padding(tokenizer, model.config).pad
         return [dict(pad([rows[i] for i in group], return_tensors="pt")) for group in groups]
     if "target" not in texts:
         texts = {**texts, "target": own_translations(args, model, tokenizer, texts["source"])}

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from collab_heads.contract.registry import is_lone_decoder
 from collab_heads.errors import ArgumentError
 
 Step = list[list[int]]  # micro-batches of indices of examples
@@ -110,12 +111,37 @@ def check_room(flag: str, most: int, tokenizer: PreTrainedTokenizerBase, pairs: 
         )
 
 
-def with_padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Return the tokenizer; if it has no padding token (GPT-2's), a copy that pads with the end token, masked out."""
-    if tokenizer.pad_token is None:
+def with_padding(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> PreTrainedTokenizerBase:
+    """Return the tokenizer, or a copy that pads as a model expects.
+
+    Decoders that classify look for the last token that is not their `config.pad_token_id`, whatever the mask says. A
+    tokenizer without a padding token pads with that, too, or else with the end token, masked out.
+
+    Args:
+        tokenizer: any tokenizer.
+        config: that of the model.
+
+    Raises:
+        ArgumentError: if there is nothing to pad with.
+    """
+    known, padding = padding_of(config), tokenizer.pad_token
+    if known is not None and 0 <= known < len(tokenizer) and (padding is None or is_lone_decoder(config)):
+        padding = tokenizer.convert_ids_to_tokens(known)
+    padding = padding or tokenizer.eos_token
+    if padding is None:
+        raise ArgumentError(
+            f"the {type(tokenizer).__name__} has no padding token and no end token, so batches cannot be made: set its "
+            "pad_token"
+        )
+    if padding != tokenizer.pad_token:
         tokenizer = copy.deepcopy(tokenizer)
-        tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.pad_token = padding
     return tokenizer
+
+
+def padding_of(config: PretrainedConfig) -> int | None:
+    """Return the padding token that the config of a model names, None where it names none."""
+    return getattr(config.get_text_config(decoder=True), "pad_token_id", None)
 
 
 def tokenize(

@@ -125,7 +125,7 @@ class Task:
             prompt: stands before every first text where the task has no prefix.
             most: the tokens that the model wants at most, beside the other limits.
         """
-        tokenizer = with_padding(tokenizer)
+        tokenizer = with_padding(tokenizer, model.config)
         if isinstance(model, IN_ENGINES):
             limit = None if isinstance(model, ServedModel) else model.config.max_position_embeddings
         else:

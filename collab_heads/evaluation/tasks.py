@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.option_values import EvaluationTask
 from collab_heads.contract.registry import is_lone_decoder
+from collab_heads.data.batches import padding_of
 from collab_heads.errors import ArgumentError, DataError, UnsupportedModelError
 from collab_heads.evaluation.scores import class_scores, mean_of, of_sums, of_translations, spearman, times
 from collab_heads.evaluation.task import Limits, Task
@@ -111,6 +112,11 @@ class Classification(Task):
     def check(self, model, tokenizer):
         if not name_of(model).endswith("ForSequenceClassification") or model.config.num_labels < 2:
             raise UnsupportedModelError(f"{name_of(model)} has no head for classes of texts: give one that classifies")
+        if is_lone_decoder(model.config) and padding_of(model.config) is None and self.limits.batch_size > 1:
+            raise UnsupportedModelError(
+                f"{name_of(model)} finds the last token of a text by its config.pad_token_id, which is None: set it to "
+                "the tokenizer's, or pass batch_size=1"
+            )
         self.references(model)
 
     def references(self, model: PreTrainedModel) -> np.ndarray:

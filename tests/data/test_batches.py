@@ -1,7 +1,12 @@
+import copy
+
 import pytest
 import torch
+from transformers import AutoTokenizer, BertConfig, LlamaConfig
 
-from collab_heads.data.batches import longest_first, share_of_process, shuffled_steps, token_steps
+import tiny
+from collab_heads.data.batches import longest_first, share_of_process, shuffled_steps, token_steps, with_padding
+from collab_heads.errors import ArgumentError
 
 LENGTHS = [(7 * i) % 31 for i in range(205)]
 
@@ -47,6 +52,38 @@ def test_lengths_are_grouped():
         return sum(max(LENGTHS[i] for i in batch) * len(batch) for step in steps for batch in step)
 
     assert padding(LENGTHS) < 0.8 * padding(None)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return AutoTokenizer.from_pretrained(tiny.save_tiny_bert(tmp_path_factory.mktemp("encoder")))
+
+
+@pytest.fixture
+def without(tokenizer):
+    """A tokenizer without a padding token that ends texts with token 2, as GPT-2's."""
+    without = copy.deepcopy(tokenizer)
+    without.pad_token, without.eos_token = None, tokenizer.convert_ids_to_tokens(2)
+    return without
+
+
+def test_texts_are_padded_as_a_model_expects(tokenizer, without):
+    own, other = tokenizer.pad_token_id, 7
+    assert own not in (2, other)
+    for config in (LlamaConfig(pad_token_id=own), LlamaConfig(pad_token_id=None), BertConfig(pad_token_id=other)):
+        assert with_padding(tokenizer, config) is tokenizer
+    assert with_padding(tokenizer, LlamaConfig(pad_token_id=other)).pad_token_id == other
+    assert with_padding(tokenizer, LlamaConfig(pad_token_id=len(tokenizer))) is tokenizer  # no token
+    assert with_padding(without, LlamaConfig(pad_token_id=None)).pad_token_id == 2
+    assert with_padding(without, LlamaConfig(pad_token_id=-1)).pad_token_id == 2
+    assert with_padding(without, BertConfig(pad_token_id=other)).pad_token_id == other
+    assert tokenizer.pad_token_id == own and without.pad_token is None  # they stay as they were
+
+
+def test_nothing_to_pad_with(without):
+    without.eos_token = None
+    with pytest.raises(ArgumentError, match="no padding token and no end token, so batches cannot be made: set its"):
+        with_padding(without, LlamaConfig(pad_token_id=None))
 
 
 def test_evaluation_starts_with_the_longest():

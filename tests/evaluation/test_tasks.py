@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 import torch
 import translation_models
+from model_configs import rotary_config
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    LlamaConfig,
+    LlamaForSequenceClassification,
 )
 
 import tiny
@@ -108,6 +111,37 @@ def test_classification(classifier):
     other = np.array(by_hand)
     other[2:4] = (other[2:4] + 1) % 3
     assert task.flips(answers._replace(predictions=other), answers) == pytest.approx(2 / 7, abs=EXACT64)
+
+
+@pytest.fixture
+def reader(encoder):
+    """A decoder that classifies by the last token of a text, and its tokenizer, which pads with another token."""
+    torch.manual_seed(0)
+    model = LlamaForSequenceClassification(rotary_config(LlamaConfig, num_labels=3)).eval()
+    torch.nn.init.normal_(model.score.weight)
+    return model, AutoTokenizer.from_pretrained(encoder)
+
+
+def test_decoders_classify_by_the_last_token(reader):
+    model, tokenizer = reader
+    model.config.pad_token_id = tokenizer.pad_token_id + 1
+    ids = [tokenizer(a, b, return_tensors="pt").input_ids for a, b in PAIRS]
+    by_hand = [int(model.score(model.model(each).last_hidden_state)[0, -1].argmax()) for each in ids]
+    assert len(set(by_hand)) > 1 and len({each.shape for each in ids}) > 1
+    answers = made("classification", TEXTS, OTHERS, ["0"] * 7).answers(model, tokenizer)
+    assert answers.predictions.tolist() == by_hand
+
+
+def test_decoders_that_do_not_know_the_last_token(reader):
+    model, tokenizer = reader
+    model.config.pad_token_id = None
+    with pytest.raises(
+        UnsupportedModelError, match="LlamaForSequenceClassification finds the last token of a text by its conf"
+    ):
+        made("classification", TEXTS, ["0"] * 7).check(model, tokenizer)
+    task = TASKS["classification"]([TEXTS, ["0"] * 7], "dev.tsv", Limits(batch_size=1, max_length=32))
+    task.check(model, tokenizer)
+    assert len(task.answers(model, tokenizer).predictions) == 7
 
 
 def test_labels_that_a_model_does_not_have(classifier, encoder):

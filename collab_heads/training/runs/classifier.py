@@ -28,6 +28,7 @@ from transformers import (
 from collab_heads.base.checks import check_choice
 from collab_heads.collaborative.scratch import collaborative_config
 from collab_heads.contract.registry import image_blueprints
+from collab_heads.data.batches import padding_of, with_padding
 from collab_heads.data.classification import (
     Labels,
     calibration_batches,
@@ -89,10 +90,9 @@ class Classifier(Learner):
         tokenizer = load_or_explain(AutoTokenizer, tokenizer_source, **options)
         if session.checkpoint is None:
             check_flags_fit(args, model)
-        if tokenizer.pad_token is None:
-            raise ArgumentError(
-                f"the tokenizer of {tokenizer_source!r} has no padding token, so batches cannot be made"
-            )
+        tokenizer = with_padding(tokenizer, model.config)
+        if padding_of(model.config) is None:  # by which decoders find the last token of a text
+            model.config.get_text_config(decoder=True).pad_token_id = tokenizer.pad_token_id
         if not (wants_swap(args) or has_head or trains(args)):
             raise ArgumentError(
                 "a run of 0 epochs or steps measures a trained model, and this one has no classification head"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from later import Later, run_glue
+from model_configs import rotary_config
 from model_runs import swapped
 from safetensors.torch import load_file
 from scripts import (
@@ -27,7 +28,13 @@ from scripts import (
     start,
 )
 from slow_cases import slow
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+)
 
 import tiny
 from collab_heads import CollabHeadsError
@@ -65,6 +72,18 @@ def test_phases(swap, stages, bert, files, tmp_path):
         assert found["decomposition_seconds"] > 0
         assert 0 < found["mean_relative_error"] < 1
         assert [site["dim"] for site in found["sites"]] == [16, 16]
+
+
+def test_a_decoder_that_knows_no_padding_gets_it(bert, files, tmp_path):
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(bert)
+    config = rotary_config(LlamaConfig)
+    config.pad_token_id, config.vocab_size = None, len(tokenizer)
+    LlamaForSequenceClassification(config).save_pretrained(tmp_path / "decoder")
+    tokenizer.save_pretrained(tmp_path / "decoder")
+    results = run(tmp_path / "decoder", files, tmp_path / "out", *LEARNS)
+    assert results["eval_accuracy"] > 0.75
+    assert AutoConfig.from_pretrained(tmp_path / "out").pad_token_id == tokenizer.pad_token_id
 
 
 def test_training_learns_and_a_lossless_swap_keeps_it(bert, files, tmp_path):
