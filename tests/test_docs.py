@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pages import DOCS, FILE, NETWORK, PAGES, ROOT, Page, run, tables_restored
+from pages import DOCS, FILE, NETWORK, PACKAGE, PAGES, ROOT, Page, run, tables_restored
 from public_names import HOMES
 
 from collab_heads.base.extras import EXTRAS
@@ -137,6 +137,8 @@ def not_installed(page: Page) -> set[str]:
     missing = set() if page.text.index("pip install") < page.text.index("```python") else {"the line itself"}
     for _, code in page.examples:
         missing |= {extra for word, extra in NEEDS.items() if word in code} - named
+        if PACKAGE.match(code):  # it says itself what it needs; that package brings others
+            continue
         modules = {module for module, _ in imports(code)}
         missing |= {module.split(".")[0] for module in modules} - BASE - sys.stdlib_module_names - brought
         own = {module.removeprefix("collab_heads.") for module in modules if module.startswith("collab_heads.")}

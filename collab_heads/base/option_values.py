@@ -57,5 +57,5 @@ REPORT_PARTS: tuple[ReportPart, ...] = get_args(ReportPart)
 PrefixKind = Literal["reference", "own", "random"]  # what a decoder has read when a token's contributions are measured
 PREFIX_KINDS: tuple[PrefixKind, ...] = get_args(PrefixKind)
 
-EvaluationTask = Literal["similarity", "classification", "translation", "perplexity", "retrieval"]
+EvaluationTask = Literal["similarity", "classification", "regression", "translation", "perplexity", "retrieval"]
 EVALUATION_TASKS: tuple[EvaluationTask, ...] = get_args(EvaluationTask)

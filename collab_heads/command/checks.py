@@ -266,8 +266,8 @@ def evaluate(args: Namespace) -> None:
 
     Each score of a changed model has the 95 % interval of its difference from the original. Flips are the share of
     answers that differ: models with the same score may answer many examples differently. similarity: Spearman's
-    correlation; classification: accuracy, F1, Matthews' correlation; translation: BLEU, chrF; perplexity; retrieval:
-    nDCG and recall of the nearest ten.
+    correlation; classification: accuracy, F1, Matthews' correlation; regression: Spearman's and Pearson's
+    correlation; translation: BLEU, chrF; perplexity; retrieval: nDCG and recall of the nearest ten.
     """
     check_choice("--task", args.task, EVALUATION_TASKS)
     for name in (args.original, *args.changed):

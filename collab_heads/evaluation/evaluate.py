@@ -68,15 +68,16 @@ def evaluate(
         changed: a changed model, or several by name.
         task: what to score. "similarity" is of pairs of texts: Spearman's correlation of the cosine of their embeddings
             with a number. "classification": accuracy, F1 (of class 1 of two, else the mean over the classes) and
-            Matthews' correlation. "translation": BLEU and chrF. "perplexity": of a language model. "retrieval": nDCG
-            and recall of the ten passages nearest to each query. A function takes a model and its tokenizer and returns
-            a number per example, in the same order each time; the score is their mean. It is called three times for
-            each changed model, and for the original once, and twice for each of these.
+            Matthews' correlation. "regression": Spearman's and Pearson's correlation of a number with that which the
+            model gives to a text or a pair of texts. "translation": BLEU and chrF. "perplexity": of a language model.
+            "retrieval": nDCG and recall of the ten passages nearest to each query. A function takes a model and its
+            tokenizer and returns a number per example, in the same order each time; the score is their mean. It is
+            called three times for each changed model, and for the original once, and twice for each of these.
         data: a table (.tsv, .csv, .json, .jsonl, .parquet), a list of dicts, or a text file per column with an example
             a line; not for a function. Similarity reads the columns `sentence1`, `sentence2` and `score`,
-            classification `sentence` and `label` or `sentence1`, `sentence2` and `label`, translation `source` and
-            `target`, perplexity `text`, retrieval `query` and `passage`: a row for each passage that answers a query,
-            and rows with an empty query for others.
+            classification `sentence` and `label` or `sentence1`, `sentence2` and `label`, regression the same with
+            `score`, translation `source` and `target`, perplexity `text`, retrieval `query` and `passage`: a row for
+            each passage that answers a query, and rows with an empty query for others.
         tokenizer: for models that bring none: objects, and folders without one. None: that of the original's folder.
         columns: the names of these columns in the data, in this order.
         batch_size: texts that a model reads at a time.

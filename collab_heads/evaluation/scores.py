@@ -71,12 +71,33 @@ def spearman(first: np.ndarray, second: np.ndarray) -> Score:
     """Return Spearman's correlation of two numbers per example, [N] each; 0 where one of them is constant."""
     from scipy.stats import rankdata
 
-    def score(rows: np.ndarray) -> np.ndarray:
-        ranks = [rankdata(values[rows], axis=-1) for values in (first, second)]
-        a, b = (each - each.mean(-1, keepdims=True) for each in ranks)
-        return ratio((a * b).sum(-1), np.sqrt((a * a).sum(-1) * (b * b).sum(-1)))
+    return lambda rows: correlation(*(rankdata(values[rows], axis=-1) for values in (first, second)))
 
-    return score
+
+def pearson(first: np.ndarray, second: np.ndarray) -> Score:
+    """Return Pearson's correlation of two numbers per example, [N] each; 0 where one of them is constant."""
+    return lambda rows: correlation(first[rows], second[rows])
+
+
+def correlation(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return the correlation of the rows of two arrays, [R, N] each; 0 where a row is constant."""
+    varies = (np.ptp(each, axis=-1, keepdims=True) > 0 for each in (first, second))
+    a, b = ((each - each.mean(-1, keepdims=True)) * some for each, some in zip((first, second), varies, strict=True))
+    return ratio((a * b).sum(-1), np.sqrt((a * a).sum(-1) * (b * b).sum(-1)))
+
+
+def share_reordered(found: np.ndarray, original: np.ndarray) -> float:
+    """Return the share of pairs of examples whose order changes, from 0 to 1; equal numbers count half.
+
+    Args:
+        found: a number per example, [N].
+        original: the same, [N].
+    """
+    from scipy.stats import kendalltau
+
+    if np.array_equal(found, original):
+        return 0.0
+    return (1 - float(np.nan_to_num(kendalltau(found, original).statistic))) / 2
 
 
 def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:

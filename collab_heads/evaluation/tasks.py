@@ -11,12 +11,17 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.option_values import EvaluationTask
 from collab_heads.contract.registry import is_lone_decoder
-from collab_heads.data.batches import padding_of
 from collab_heads.errors import ArgumentError, DataError, UnsupportedModelError
-from collab_heads.evaluation.scores import class_scores, mean_of, of_sums, of_translations, spearman, times
-from collab_heads.evaluation.task import Limits, Task
+from collab_heads.evaluation.classifier_tasks import Classification, Regression, gives_numbers
+from collab_heads.evaluation.scores import (
+    mean_of,
+    of_sums,
+    of_translations,
+    spearman,
+    times,
+)
+from collab_heads.evaluation.task import Limits, Task, name_of
 from collab_heads.running.translations import most_tokens, translations
-from collab_heads.serving.served_model import ServedModel
 
 NEAREST = 10  # texts, or passages of a query
 ROWS = 1024  # of a table of similarities that are computed at a time
@@ -26,11 +31,10 @@ def check_embeds(model: PreTrainedModel) -> None:
     """Raise UnsupportedModelError if a model is none that embeds texts."""
     if model.config.is_encoder_decoder:
         raise UnsupportedModelError(f"{name_of(model)} has an encoder and a decoder: give a model that embeds texts")
-
-
-def name_of(model: PreTrainedModel) -> str:
-    """Return the name of the class of a model; of the original's, for an exported one."""
-    return (model.config.architectures or ["a model"])[0] if isinstance(model, ServedModel) else type(model).__name__
+    if gives_numbers(model):
+        raise UnsupportedModelError(
+            f"this {name_of(model)} gives a number for its texts, and no embedding: choose the task regression"
+        )
 
 
 def nearest(vectors: Tensor, others: Tensor, count: int, *, but_itself: bool = False) -> Tensor:
@@ -92,60 +96,6 @@ class Similarity(Task):
 
     def flips(self, answers, original):
         return share_changed(answers.neighbours, original.neighbours)
-
-
-class Classified(NamedTuple):
-    """The numbers of the right class and of the predicted one, [N] each, and the names of all classes."""
-
-    references: np.ndarray
-    predictions: np.ndarray
-    names: np.ndarray
-
-
-class Classification(Task):
-    """The class of a text, or of a pair of texts; a label is the name or the number of a class of the model."""
-
-    COLUMNS = ("sentence", "label"), ("text", "label"), ("sentence1", "sentence2", "label")
-    TEXTS = slice(-1)
-    FLIPS = "answers that differ"
-
-    def check(self, model, tokenizer):
-        if not name_of(model).endswith("ForSequenceClassification") or model.config.num_labels < 2:
-            raise UnsupportedModelError(f"{name_of(model)} has no head for classes of texts: give one that classifies")
-        if is_lone_decoder(model.config) and padding_of(model.config) is None and self.limits.batch_size > 1:
-            raise UnsupportedModelError(
-                f"{name_of(model)} finds the last token of a text by its config.pad_token_id, which is None: set it to "
-                "the tokenizer's, or pass batch_size=1"
-            )
-        self.references(model)
-
-    def references(self, model: PreTrainedModel) -> np.ndarray:
-        """Return the number that each label has in a model, [N]."""
-        classes = {str(name): int(number) for number, name in (model.config.id2label or {}).items()}
-        numbers = {str(number): number for number in classes.values()}
-        numbers |= {name.lower(): number for name, number in classes.items()} | classes
-        found = [numbers.get(label, numbers.get(label.lower())) for label in self.columns[-1]]
-        if None in found:
-            row, known = found.index(None), ", ".join(f"{name} ({number})" for name, number in classes.items())
-            raise DataError(
-                f"{self.where}, example {row + 1}: the model has no label {self.columns[-1][row]!r:.80}; it has "
-                f"{known:.300}"
-            )
-        return np.array(found)
-
-    def answers(self, model, tokenizer):
-        found = np.zeros(len(self), dtype=int)
-        for group, batch in self.batches(model, tokenizer, *self.columns[:-1]):
-            found[group] = model(**batch).logits.argmax(-1).cpu().numpy()
-        names = np.array([str(name) for _, name in sorted((model.config.id2label or {}).items())])
-        return Classified(self.references(model), found, names)
-
-    def scores(self, answers):
-        scores = class_scores(answers.references, answers.predictions, len(answers.names))
-        return {name: times(100, score) for name, score in scores.items()}
-
-    def flips(self, answers, original):
-        return float((answers.names[answers.predictions] != original.names[original.predictions]).mean())
 
 
 class Translation(Task):
@@ -322,6 +272,7 @@ class OwnFunction(Task):
 TASKS: dict[EvaluationTask, type[Task]] = {
     "similarity": Similarity,
     "classification": Classification,
+    "regression": Regression,
     "translation": Translation,
     "perplexity": Perplexity,
     "retrieval": Retrieval,

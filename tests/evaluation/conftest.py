@@ -29,6 +29,15 @@ def classifier(encoder, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def scorer_of_pairs(encoder, tmp_path_factory):
+    """Gives a pair a number."""
+    torch.manual_seed(0)
+    model = BertForSequenceClassification.from_pretrained(encoder, num_labels=1)
+    torch.nn.init.normal_(model.classifier.weight)
+    return saved(model, encoder, tmp_path_factory.mktemp("pairs"))
+
+
+@pytest.fixture(scope="session")
 def decoder(encoder, tmp_path_factory):
     torch.manual_seed(0)
     return saved(LlamaForCausalLM(rotary_config(LlamaConfig)), encoder, tmp_path_factory.mktemp("decoder"))

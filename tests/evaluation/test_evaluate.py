@@ -125,15 +125,17 @@ def test_an_exported_model(to, encoder, tmp_path):
 
 
 @pytest.mark.slow
-def test_exported_models_of_the_other_tasks(classifier, decoder, translator, tmp_path):
+def test_exported_models_of_the_other_tasks(classifier, scorer_of_pairs, decoder, translator, tmp_path):
     pytest.importorskip("transformers.exporters.runners", reason="exports of graphs need transformers 5.23")
     pairs = translation_models.pairs(6, 1)
     for folder, task, data in (
         (classifier, "classification", [{"text": row["sentence1"], "label": "low"} for row in ROWS]),
+        (scorer_of_pairs, "regression", [row | {"score": len(row["sentence1"])} for row in ROWS]),
         (decoder, "perplexity", [{"text": row["sentence1"]} for row in ROWS]),
         (translator, "translation", [{"source": a, "target": b} for a, b in zip(*pairs.values(), strict=True)]),
     ):
-        kind = {"classification": AutoModelForSequenceClassification, "perplexity": AutoModelForCausalLM}
+        kind = dict.fromkeys(("classification", "regression"), AutoModelForSequenceClassification)
+        kind["perplexity"] = AutoModelForCausalLM
         model = kind.get(task, translation_models.AutoModelForSeq2SeqLM).from_pretrained(folder)
         export(model, tmp_path / task, tokenizer=AutoTokenizer.from_pretrained(folder))
         report = evaluate(folder, tmp_path / task, task=task, data=data)

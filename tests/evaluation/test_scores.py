@@ -8,7 +8,16 @@ from sklearn import metrics
 from collab_heads.data.metrics import METRICS
 from collab_heads.data.translation import corpus_scores
 from collab_heads.evaluation import scores
-from collab_heads.evaluation.scores import bootstrap_interval, class_scores, mean_of, of_sums, of_translations, spearman
+from collab_heads.evaluation.scores import (
+    bootstrap_interval,
+    class_scores,
+    mean_of,
+    of_sums,
+    of_translations,
+    pearson,
+    share_reordered,
+    spearman,
+)
 
 EXACT64 = 1e-12  # float64, summed in another order
 COUNT = 40
@@ -25,11 +34,21 @@ def rows(draws):
     return np.concatenate([np.arange(COUNT)[None], draws.integers(COUNT, size=(6, COUNT))])
 
 
-def test_spearman_is_that_of_the_metric_on_every_resample(draws, rows):
+@pytest.mark.parametrize("score", (spearman, pearson))
+def test_correlations_are_those_of_the_metrics_on_every_resample(score, draws, rows):
     first, second = draws.integers(9, size=(2, COUNT)) / 4.0  # with ties
-    expected = [METRICS["spearmanr"](first[row], second[row]) for row in rows]
-    assert spearman(first, second)(rows) == pytest.approx(expected, abs=EXACT64)
-    assert spearman(first, np.ones(COUNT))(rows).tolist() == [0.0] * len(rows)
+    metric = METRICS[{spearman: "spearmanr", pearson: "pearson"}[score]]
+    expected = [metric(first[row], second[row]) for row in rows]
+    assert score(first, second)(rows) == pytest.approx(expected, abs=EXACT64)
+    assert score(first, np.full(COUNT, 0.1))(rows).tolist() == [0.0] * len(rows)
+
+
+def test_pairs_that_change_their_order():
+    original = np.array([0.1, 0.2, 0.3, 0.4])
+    assert share_reordered(original, original) == 0
+    assert share_reordered(original[::-1], original) == 1
+    assert share_reordered(np.array([1.0, 0.5, 3, 4]), original) == pytest.approx(1 / 6, abs=EXACT64)
+    assert share_reordered(np.ones(4), original) == 0.5
 
 
 @pytest.mark.parametrize("classes", (2, 4))

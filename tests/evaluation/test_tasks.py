@@ -19,11 +19,11 @@ from transformers import (
 
 import tiny
 from collab_heads.errors import ArgumentError, DataError, UnsupportedModelError
+from collab_heads.evaluation.classifier_tasks import Classified
 from collab_heads.evaluation.scores import on_all
 from collab_heads.evaluation.task import Limits
 from collab_heads.evaluation.tasks import (
     TASKS,
-    Classified,
     Embedded,
     OwnFunction,
     Read,
@@ -130,6 +130,37 @@ def test_decoders_classify_by_the_last_token(reader):
     assert len(set(by_hand)) > 1 and len({each.shape for each in ids}) > 1
     answers = made("classification", TEXTS, OTHERS, ["0"] * 7).answers(model, tokenizer)
     assert answers.predictions.tolist() == by_hand
+
+
+def test_regression(encoder):
+    torch.manual_seed(0)
+    model, tokenizer = load(AutoModelForSequenceClassification, encoder)
+    model = type(model).from_pretrained(encoder, num_labels=1).eval()
+    torch.nn.init.normal_(model.classifier.weight)
+    by_hand = [float(model(**tokenizer(a, b, return_tensors="pt")).logits) for a, b in PAIRS]
+    wanted = [str(each**3) for each in by_hand]  # in the same order
+    task = made("regression", TEXTS, OTHERS, wanted)
+    task.check(model, tokenizer)
+    answers = task.answers(model, tokenizer)
+    assert answers == pytest.approx(by_hand, abs=FP32_NOISE)
+    scores = scores_of(task, answers)
+    assert scores["Spearman"] == pytest.approx(100, abs=EXACT64 * 100) and 0 < scores["Pearson"] < 99.9
+    order = np.argsort(answers)
+    other = answers.copy()
+    other[order[:2]] = answers[order[1::-1]]  # the two least change places
+    assert task.flips(other, answers) == pytest.approx(2 / (7 * 6), abs=EXACT64)
+    alone = made("regression", TEXTS, wanted)
+    assert alone.answers(model, tokenizer) != pytest.approx(by_hand, abs=0.01)
+
+
+def test_a_model_that_gives_numbers_has_a_task_of_its_own(classifier, encoder):
+    model, tokenizer = load(AutoModelForSequenceClassification, classifier)
+    with pytest.raises(UnsupportedModelError, match="BertForSequenceClassification gives no single number for a text"):
+        made("regression", TEXTS, ["1"] * 7).check(model, tokenizer)
+    model = type(model).from_pretrained(encoder, num_labels=1)
+    for task in (made("similarity", TEXTS, OTHERS, ["1"] * 7), made("retrieval", TEXTS, OTHERS)):
+        with pytest.raises(UnsupportedModelError, match="gives a number for its texts, and no embedding: choose the t"):
+            task.check(model, tokenizer)
 
 
 def test_decoders_that_do_not_know_the_last_token(reader):
@@ -261,6 +292,7 @@ def test_wrong_examples():
         ("similarity", (["a", "b"], ["c", "d"], ["1", "nan"]), "example 2: 'nan' is no number"),
         ("similarity", (["a", " "], ["c", "d"], ["1", "2"]), "example 2: an empty text"),
         ("classification", (["a", ""], ["0", "1"]), "example 2: an empty text"),
+        ("regression", (["a", "b"], ["1", "x"]), "example 2: 'x' is no number"),
         ("translation", (["a", "b"], ["", "d"]), "example 1: an empty text"),
         ("perplexity", ([""],), "example 1: an empty text"),
         ("retrieval", (["a"], [""]), "example 1: an empty text"),
