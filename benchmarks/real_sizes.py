@@ -1,12 +1,14 @@
-"""BERT, MPNet, Whisper, CLIP and SmolLM2 at real sizes, random weights: seconds, and memory at its peak, of every step.
+"""BERT, MPNet, Whisper, CLIP, SmolLM2 and a Llama of 1.2 billion parameters at their sizes, with random weights.
 
-    python benchmarks/real_sizes.py [--models bert mpnet whisper clip smollm2] [--work forward swap ...]
+Seconds, and memory at its peak, of every step.
+
+    python benchmarks/real_sizes.py [--models bert mpnet whisper clip smollm2 llama-1b] [--work forward swap ...]
     python benchmarks/real_sizes.py MODEL WORK FOLDER
 
 The second form does one piece of work in this process and prints a line of JSON; the first runs each so, and keeps the
 stored rows that are not measured again. One thread.
 Batches are those that a user would calibrate with: 64 sentences of 32 tokens, 8 clips of 30 s one at a time, 32
-pictures with captions, 64 pieces of 128 tokens. "forward" runs the model on them as it is; "save" and "load" take one
+pictures with captions, 64 pieces of 128 tokens, and 8 of these for the largest model. "forward" runs the model on them as it is; "save" and "load" take one
 with half the widths. "Time" is that of a pass through the smaller model, as a share of the original's, in turns after
 the peak was read. The peak is what the process holds at most beyond what it held before the model was made, in
 multiples of the original's own memory, the model included; "of forward" is the peak as a share of what the model needs
@@ -76,6 +78,18 @@ def smollm2() -> PreTrainedModel:
     return LlamaForCausalLM(LlamaConfig(**sizes, **heads, tie_word_embeddings=True, max_position_embeddings=2048))
 
 
+def billion() -> PreTrainedModel:
+    """Build a random model of the size of meta-llama/Llama-3.2-1B, in float32."""
+    sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "vocab_size": 128_256}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, tie_word_embeddings=True, max_position_embeddings=2048))
+
+
+def few_pieces() -> Batches:
+    """Return 8 random pieces of 128 tokens, as `pieces`."""
+    return [{"input_ids": rows} for rows in torch.randint(5, 128_000, (4, 2, 128), generator=GENERATOR)]
+
+
 def pieces() -> Batches:
     """Return 64 random pieces of 128 tokens, without a mask: a decoder reads texts without padding."""
     return [{"input_ids": rows} for rows in torch.randint(5, 49_000, (4, 16, 128), generator=GENERATOR)]
@@ -122,6 +136,7 @@ MODELS = {
     "whisper": (whisper, clips),
     "clip": (clip, pictures),
     "smollm2": (smollm2, pieces),
+    "llama-1b": (billion, few_pieces),
 }
 WORK: dict[str, Callable[[PreTrainedModel, Batches], object]] = {
     "forward": forward,

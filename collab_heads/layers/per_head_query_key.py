@@ -30,22 +30,6 @@ class PerHeadQueryKey(QueryKey):
     def cache_width(self) -> int:
         return self.state.dim
 
-    @property
-    def context_parameter(self) -> Tensor:
-        return self.shared_query.weight
-
-    @property
-    def content_parameter(self) -> Tensor | None:
-        return self.shared_query.bias
-
-    def queries(self, hidden_states: Tensor) -> Tensor:
-        """Project queries: [B, T, D_q] -> [B, H, T, r]."""
-        return split_heads(self.shared_query(hidden_states), self.num_heads)
-
-    def keys(self, states: Tensor) -> Tensor:
-        """Project keys: [B, S, D_k] -> [B, S, R]."""
-        return self.shared_key(states)
-
     def split(self, key: Tensor) -> Tensor:
         """Split keys into heads: [B, 1, S, R] -> [B, H, S, r], a view."""
         return split_heads(key, self.num_heads)

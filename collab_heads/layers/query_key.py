@@ -20,7 +20,8 @@ class QueryKey(nn.Module, ABC):
     """A query/key projection: from inputs to queries and keys whose dot products are the scores, before the scale.
 
     Parameters: `shared_query.weight` [R, D_q] and `shared_key.weight` [R, D_k], and those that a kind adds. The names
-    are stored in checkpoints; no stock projection has them.
+    are stored in checkpoints; no stock projection has them. Where a kind does not say otherwise, each head has rows of
+    its own in them, the bias of `shared_query` is that of the queries, and keys are cached as they are projected.
 
     Attributes:
         has_one_key: whether all heads compare with the same key, so that their queries can be rows of one product.
@@ -51,14 +52,14 @@ class QueryKey(nn.Module, ABC):
         return 1
 
     @property
-    @abstractmethod
     def context_parameter(self) -> Tensor:
         """The parameter of the context term: without it a score depends on the key alone."""
+        return self.shared_query.weight
 
     @property
-    @abstractmethod
     def content_parameter(self) -> Tensor | None:
         """The parameter of the content term, which depends on the key alone; None without a query bias."""
+        return self.shared_query.bias
 
     @property
     def products_per_token(self) -> tuple[int, int]:
@@ -69,13 +70,13 @@ class QueryKey(nn.Module, ABC):
         """Return the queries. A forward pass calls this, so that hooks that bring weights in are called, too."""
         return self.queries(hidden_states)
 
-    @abstractmethod
     def queries(self, hidden_states: Tensor) -> Tensor:
-        """Project queries: [B, T, D_q] -> [B, H, T, w]."""
+        """Project queries, before norms and rotations: [B, T, D_q] -> [B, H, T, w]."""
+        return split_heads(self.shared_query(hidden_states), self.num_heads)
 
-    @abstractmethod
     def keys(self, states: Tensor) -> Tensor:
-        """Project keys in the layout of the cache: [B, S, D_k] -> [B, S, W]."""
+        """Project keys in the layout of the cache, before norms and rotations: [B, S, D_k] -> [B, S, W]."""
+        return self.shared_key(states)
 
     @abstractmethod
     def split(self, key: Tensor) -> Tensor:

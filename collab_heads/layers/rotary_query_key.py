@@ -62,22 +62,6 @@ class RotaryQueryKey(QueryKey):
         """H_k: a cache stores one head per key/value head, as for the stock classes."""
         return self.num_key_heads
 
-    @property
-    def context_parameter(self) -> Tensor:
-        return self.shared_query.weight
-
-    @property
-    def content_parameter(self) -> Tensor | None:
-        return self.shared_query.bias
-
-    def queries(self, hidden_states: Tensor) -> Tensor:
-        """Project queries, before norms and rotations: [B, T, D_q] -> [B, H, T, d]."""
-        return split_heads(self.shared_query(hidden_states), self.num_heads)
-
-    def keys(self, states: Tensor) -> Tensor:
-        """Project keys, before norms and rotations: [B, S, D_k] -> [B, S, H_k * d]."""
-        return self.shared_key(states)
-
     def split(self, key: Tensor) -> Tensor:
         """Split keys into key heads: [B, 1, S, H_k * d] -> [B, H_k, S, d], a view."""
         return split_heads(key, self.num_key_heads)
