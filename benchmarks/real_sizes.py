@@ -8,11 +8,11 @@ Seconds, and memory at its peak, of every step.
 The second form does one piece of work in this process and prints a line of JSON; the first runs each so, and keeps the
 stored rows that are not measured again. One thread.
 Batches are those that a user would calibrate with: 64 sentences of 32 tokens, 8 clips of 30 s one at a time, 32
-pictures with captions, 64 pieces of 128 tokens, and 8 of these for the largest model. "forward" runs the model on them as it is; "save" and "load" take one
-with half the widths. "Time" is that of a pass through the smaller model, as a share of the original's, in turns after
-the peak was read. The peak is what the process holds at most beyond what it held before the model was made, in
-multiples of the original's own memory, the model included; "of forward" is the peak as a share of what the model needs
-to run.
+pictures with captions, 64 pieces of 128 tokens, and 8 of these for the largest model. "forward" runs the model on them
+as it is; "save" and "load" take one with half the widths. "Time" is that of a pass through the smaller model, as a
+share of the original's, in turns after the peak was read. The peak is what the process holds at most beyond what it
+held before the model was made, in multiples of the original's own memory, the model included; "of forward" is the peak
+as a share of what the model needs to run.
 """
 
 import argparse

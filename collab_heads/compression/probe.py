@@ -12,7 +12,7 @@ from collab_heads.errors import CalibrationError, NonFiniteError
 from collab_heads.model.open_layers import OpenLayerSite, OpenSite
 from collab_heads.running.batches import run_batches
 from collab_heads.running.blocks import BlockStarts
-from collab_heads.running.outputs import Output, fewer_logits, read_output
+from collab_heads.running.outputs import Output, fewer_logits, read_output, square_of
 from collab_heads.running.portions import portions
 
 ELEMENTS = 8 * 2**20  # of the output of a portion that are kept; of a larger one, an even sample of its rows
@@ -50,7 +50,7 @@ class Probe:
         for output in self.kept:  # a probability may be 0, its logarithm -inf
             if not torch.isfinite(output.rows.exp() if output.is_distribution else output.rows).all():
                 raise NonFiniteError("the model puts out NaN or inf on the calibration batches")
-        self.square = replace(self.kept[0], rows=torch.cat([output.rows for output in self.kept])).square()
+        self.square = square_of(self.kept)
         if not self.square:
             raise CalibrationError(
                 f"the model puts out the same for the {sum(len(output.rows) for output in self.kept)} calibration "

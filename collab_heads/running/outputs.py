@@ -1,12 +1,13 @@
 """Compare the outputs of a changed model and its original, without labels and in one way for all kinds of model.
 
-A model with a head outputs distributions (over classes, or over the vocabulary at every token) or numbers; a model that
-embeds texts or images outputs these embeddings; any other model the states of its last layer. Padding does not count.
+A model with a head outputs distributions (over classes, over the vocabulary at every token, or over the tokens where an
+answer begins and ends) or numbers; a model that embeds texts or images outputs these embeddings; any other model the
+states of its last layer. Padding does not count.
 """
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -20,6 +21,7 @@ from collab_heads.running.batches import output_mask
 KEEP = "logits_to_keep"  # the input with the positions at which a language model puts out logits
 FAR = 10.0  # times the median norm: a token whose norm is beyond it is outlying
 EMBEDDINGS = ("text_embeds", "image_embeds")
+ENDS = ("start_logits", "end_logits")  # of an answer in a text
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,13 @@ class Output:
         return (rows - others).square().sum()
 
 
+def square_of(outputs: Sequence[Output]) -> float:
+    """Return the unit of errors of an output that came in parts; distributions may be over fewer tokens in some."""
+    if outputs[0].is_distribution:
+        return sum(output.square() for output in outputs)
+    return replace(outputs[0], rows=torch.cat([output.rows for output in outputs])).square()
+
+
 def without_far_rows(states: Output) -> Output:
     """Return states where those of outlying norm are scaled to the median norm; the same object if there are none.
 
@@ -87,6 +96,10 @@ def read_output(model: PreTrainedModel, inputs: Mapping, outputs: Mapping) -> Ou
     logits, states = outputs.get("logits"), outputs.get("last_hidden_state")
     if logits is None and (embeddings := embeddings_of(outputs)):  # not similarities, which depend on the batch
         return Output(torch.cat([each.float() for each in embeddings]), False)
+    if ends := [outputs[name].float() for name in ENDS if outputs.get(name) is not None]:
+        mask = output_mask(model, inputs)
+        shown = [each if mask is None else each.masked_fill(~mask.to(each.device), -math.inf) for each in ends]
+        return Output(torch.cat(shown).log_softmax(-1), True)
     if logits is None and states is None:
         raise UnsupportedModelError(
             f"{type(model).__name__} returns {', '.join(outputs)}: neither logits nor embeddings nor "

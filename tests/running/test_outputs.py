@@ -6,7 +6,12 @@ from model_configs import bert_config
 from model_inputs import batch
 from torch.testing import assert_close
 from transformers import ElectraConfig, ElectraForPreTraining
-from transformers.modeling_outputs import BaseModelOutput, QuestionAnsweringModelOutput, SequenceClassifierOutput
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPooling,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+)
 
 from collab_heads.errors import UnsupportedModelError
 from collab_heads.running.outputs import KEEP, Output, fewer_logits, read_output, without_far_rows
@@ -72,11 +77,29 @@ def test_a_regression_has_numbers_and_a_classifier_a_distribution():
         assert (read.is_distribution, read.rows.shape) == (expected, (3, labels))
 
 
+def test_the_ends_of_answers_are_distributions_over_the_tokens_of_a_text():
+    model, inputs, _ = outputs("bert")
+    starts, ends = torch.randn(2, 3, 9, generator=torch.Generator().manual_seed(0))
+    read = read_output(model, inputs, QuestionAnsweringModelOutput(start_logits=starts, end_logits=ends))
+    assert read.is_distribution and read.rows.shape == (6, 9)
+    lengths = inputs["attention_mask"].sum(1).tolist()
+    assert lengths == [9, 5, 7]
+    for row, logits, length in zip(read.rows, torch.cat([starts, ends]), lengths * 2, strict=True):
+        expected = logits[:length].log_softmax(-1)
+        assert_close(row[:length], expected)
+        assert (row[len(expected) :] == -torch.inf).all()
+    moved = starts.clone().requires_grad_()
+    other = read_output(model, inputs, QuestionAnsweringModelOutput(start_logits=moved, end_logits=ends))
+    gap = read.squared_gap(other)
+    assert float(gap.detach()) == 0
+    gap.backward()
+    assert torch.isfinite(moved.grad).all()
+
+
 def test_what_cannot_be_compared_is_named():
     model, inputs, _ = outputs("bert")
-    with pytest.raises(UnsupportedModelError, match=r"BertFor.* returns start_logits, end_logits: .*\(model\.bert\)"):
-        starts = torch.ones(3, 9)
-        read_output(model, inputs, QuestionAnsweringModelOutput(start_logits=starts, end_logits=starts))
+    with pytest.raises(UnsupportedModelError, match=r"BertFor.* returns pooler_output: .*\(model\.bert\)"):
+        read_output(model, inputs, BaseModelOutputWithPooling(pooler_output=torch.ones(3, 9)))
     assert read_output(model, inputs, BaseModelOutput(torch.ones(3, 9, 4))).is_distribution is False
 
 
