@@ -13,13 +13,7 @@ from collab_heads.base.option_values import EvaluationTask
 from collab_heads.contract.registry import is_lone_decoder
 from collab_heads.errors import ArgumentError, DataError, UnsupportedModelError
 from collab_heads.evaluation.classifier_tasks import Classification, Regression, gives_numbers
-from collab_heads.evaluation.scores import (
-    mean_of,
-    of_sums,
-    of_translations,
-    spearman,
-    times,
-)
+from collab_heads.evaluation.scores import mean_of, of_sums, of_translations, spearman, times
 from collab_heads.evaluation.task import Limits, Task, name_of
 from collab_heads.running.translations import most_tokens, translations
 
