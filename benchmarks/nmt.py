@@ -19,7 +19,7 @@ Every run is one of run_translation.py and translates the test set at the end of
 Runs found complete in DIR are not repeated, so parts and seeds can run side by side; --table only collects and draws.
 With --both the runs translate the dev set, too, and are scored on the 2,014 sentences of both sets: a table of its own,
 for differences that 1,000 sentences do not decide.
-With --rows it stores these under "again", beside the table that is there: rows that ran once more, with their own first
+With --note it stores these under "again", beside the table that is there: rows that ran later, with their own first
 row, are not those of the run before, whose machine may have rounded otherwise.
 The difference to the first row is that of the means over seeds, with the 95 % interval of a paired bootstrap over
 sentences (1,000 draws; the seeds of a row are drawn together).
@@ -142,19 +142,21 @@ def main() -> None:
     for seed in [] if arguments.table else arguments.seeds:
         for name in arguments.rows or PARTS[part].rows:
             run(part, name, seed, arguments.work, arguments.keep, splits)
-    if arguments.table and not arguments.both and bool(arguments.rows) != bool(arguments.note):
+    if arguments.note and not (arguments.table and arguments.rows):
+        parser.error("--note goes with --table and --rows")
+    if arguments.table and arguments.rows and not (arguments.both or arguments.note):
         parser.error("--table with --rows needs --note, and goes beside what is stored: why did these run again?")
     rows = rows_of(arguments.work, part, arguments.seeds, arguments.rows, splits)
     columns = {part: "", "kept": "", "enc/dec/cross": "", "before": ".2f", "bleu": ".2f", "range": ""}
     columns |= {"difference": "+.2f", "95 %": "", "parameters": ",", "runs": ""}
     columns |= {"chrf": ".2f", "seconds": ".0f"} if part == "risk" else {}
     print(table(rows, {name: spec for name, spec in columns.items() if any(row.get(name) for row in rows)}))
-    if arguments.table and arguments.both:
-        write(f"nmt_{part}_both", rows, seeds=arguments.seeds)
-    elif arguments.table and arguments.rows:
-        write_again(f"nmt_{part}", rows, arguments.note, seeds=arguments.seeds)
+    name = f"nmt_{part}_both" if arguments.both else f"nmt_{part}"
+    if arguments.note:
+        write_again(name, rows, arguments.note, seeds=arguments.seeds)
     elif arguments.table:
-        write(f"nmt_{part}", rows, seeds=arguments.seeds)
+        write(name, rows, seeds=arguments.seeds)
+    if arguments.table and not (arguments.both or arguments.note):
         if part == "heads":
             draw_heads(rows)
         if part == "mixing":
