@@ -8,7 +8,7 @@ widths: seconds of the processor and the peak of memory; and how many operations
 "Neurons of one block" chooses and refits the neurons of a feed-forward block four times as wide as the model, as
 `compress` does. What the pieces say of a site is carried over to the sites of larger models by what the work is made
 of: the cube of a width where matrices are solved, the square where they are held, tokens times parameters where the
-model runs. The sizes are those of the Llama 3 family. The figures are estimates; `real_sizes.py` runs the smallest size.
+model runs. The sizes are those of the Llama 3 family. All figures are estimates; `real_sizes.py` runs the smallest.
 """
 
 import argparse

@@ -180,7 +180,6 @@ TARGETS: dict[str, Target] = {
     "nmt-longer": nmt("longer", seeds="0 1 2", takes="at least 4 hours"),
     "nmt-t5": nmt("t5", takes=NMT),
     "nmt-mixing": nmt("mixing", seeds="0 1 2", takes=NMT),
-    "nmt-born": nmt("born", takes=NMT),
     "nmt-mended": nmt("mended", takes="63 minutes"),
     "nmt-risk": nmt("risk", seeds="0 1 2", keep=True, takes="110 minutes"),
     "nmt-deep": nmt("deep", keep=True, takes="30 minutes"),
@@ -193,8 +192,10 @@ TARGETS: dict[str, Target] = {
             'nmt.py born --both --rows plain alphas "manual rotation"',
             "nmt.py born --both --rows plain alphas --seeds 3 4",
             'nmt.py born --both --rows plain alphas "manual rotation" --seeds 0 1 2 3 4 --table',
+            'nmt.py born --both --rows plain "soft rotation" "hard rotation"',
+            'nmt.py born --both --rows plain "soft rotation" "hard rotation" --table --note "these ran later"',
         ),
-        "104 minutes",
+        "104 minutes, and an hour for the exchanges by confidence",
     ),
     # what heads do
     "seen": Target(

@@ -18,7 +18,6 @@ REPLACED = {
     "glue": ("192", "128"),  # glue_seeds: three seeds
     "nmt_heads": ("encoder, importance 5",),  # nmt_heads_both: three seeds, twice the sentences
     "nmt_mixing": ("manual rotation", "alphas, growth"),  # nmt_mixing_both; a growth 867 times too strong, see its note
-    "nmt_born": ("alphas", "manual rotation", "alphas, growth"),  # nmt_born_both; a growth that is too strong
 }
 
 
