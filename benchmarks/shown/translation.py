@@ -67,7 +67,6 @@ def nmt_mixing_again() -> str:
     return shown(stored("nmt_mixing")["again"]["rows"], {"continued, again": ("mixing", "")} | CONTINUED)
 
 
-
 @made
 def nmt_born_again() -> str:
     """Return the rows from scratch that ran later, with a plain run of their own."""
