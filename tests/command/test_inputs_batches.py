@@ -76,15 +76,18 @@ def test_an_encoder_reads_the_two_columns_of_a_table_together(bert, tmp_path):
 
 
 def test_without_a_padding_token_texts_are_padded_with_their_end(bert, tmp_path):
-    """As the tokenizer of GPT-2 is, which stays so: it is stored beside the smaller model."""
+    """As the tokenizer and the config of GPT-2 are, which stay so: they are stored beside the smaller model."""
     text = tmp_path / "text"
     text.write_text("hello\nhello hello hello\n")
     args, model, tokenizer = loaded(bert, "--data", text)
-    tokenizer.pad_token, tokenizer.eos_token = None, "[SEP]"
+    tokenizer.pad_token, tokenizer.eos_token, model.config.pad_token_id = None, "[SEP]", None
     (batch,) = batches_of(args, model, tokenizer, read_data(args))
     sums = batch["attention_mask"].sum(1).tolist()
-    assert sums[0] > sums[1] and tokenizer.pad_token is None
+    assert sums[0] > sums[1] and tokenizer.pad_token is model.config.pad_token_id is None
     assert set(batch["input_ids"][batch["attention_mask"] == 0].tolist()) == {tokenizer.eos_token_id}
+    model.config.pad_token_id = 0  # of a model that names one
+    (batch,) = batches_of(args, model, tokenizer, read_data(args))
+    assert set(batch["input_ids"][batch["attention_mask"] == 0].tolist()) == {0}
 
 
 def test_a_length_that_was_never_typed_is_not_said_to_be(marian, tmp_path, capsys):
