@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from transformers import (
@@ -73,26 +74,24 @@ def clip() -> PreTrainedModel:
 
 def smollm2() -> PreTrainedModel:
     """Build a random model of the size of HuggingFaceTB/SmolLM2-135M."""
-    sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "vocab_size": 49_152}
-    heads = {"num_attention_heads": 9, "num_key_value_heads": 3}
-    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, tie_word_embeddings=True, max_position_embeddings=2048))
+    return llama(hidden_size=576, intermediate_size=1536, num_hidden_layers=30, vocab_size=49_152, heads=(9, 3))
 
 
 def billion() -> PreTrainedModel:
     """Build a random model of the size of meta-llama/Llama-3.2-1B, in float32."""
-    sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "vocab_size": 128_256}
-    heads = {"num_attention_heads": 32, "num_key_value_heads": 8}
-    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, tie_word_embeddings=True, max_position_embeddings=2048))
+    return llama(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, vocab_size=128_256, heads=(32, 8))
 
 
-def few_pieces() -> Batches:
-    """Return 8 random pieces of 128 tokens, as `pieces`."""
-    return [{"input_ids": rows} for rows in torch.randint(5, 128_000, (4, 2, 128), generator=GENERATOR)]
+def llama(heads: tuple[int, int], **sizes: int) -> PreTrainedModel:
+    """Build a random Llama of given sizes and numbers of heads and key heads, with tied embeddings."""
+    counts = dict(zip(("num_attention_heads", "num_key_value_heads"), heads, strict=True))
+    return LlamaForCausalLM(LlamaConfig(**sizes, **counts, tie_word_embeddings=True, max_position_embeddings=2048))
 
 
-def pieces() -> Batches:
-    """Return 64 random pieces of 128 tokens, without a mask: a decoder reads texts without padding."""
-    return [{"input_ids": rows} for rows in torch.randint(5, 49_000, (4, 16, 128), generator=GENERATOR)]
+def pieces(count: int = 64, vocabulary: int = 49_000) -> Batches:
+    """Return random pieces of 128 tokens, without a mask: a decoder reads texts without padding."""
+    ids = torch.randint(5, vocabulary, (4, count // 4, 128), generator=GENERATOR)
+    return [{"input_ids": rows} for rows in ids]
 
 
 def sentences() -> Batches:
@@ -136,7 +135,7 @@ MODELS = {
     "whisper": (whisper, clips),
     "clip": (clip, pictures),
     "smollm2": (smollm2, pieces),
-    "llama-1b": (billion, few_pieces),
+    "llama-1b": (billion, partial(pieces, 8, 128_000)),
 }
 WORK: dict[str, Callable[[PreTrainedModel, Batches], object]] = {
     "forward": forward,

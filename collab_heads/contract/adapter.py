@@ -219,9 +219,9 @@ class AttentionAdapter:
         """
         if self.output is None:
             raise ArgumentError(f"{type(self).__name__} does not say where the output projection of {site.path} is")
-        beside = self.output.removeprefix("../")
-        inside = site.path if beside == self.output else site.path.rpartition(".")[0]
-        return model.base_model.get_submodule(f"{inside}.{beside}")
+        name = self.output.removeprefix("../")
+        parent = site.path if name == self.output else site.path.rpartition(".")[0]
+        return model.base_model.get_submodule(f"{parent}.{name}")
 
     def read(self, module: nn.Module) -> AttentionWeights:
         """Read the weights of a stock attention module, per head, without copying.

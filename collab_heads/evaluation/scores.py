@@ -87,17 +87,19 @@ def correlation(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def share_reordered(found: np.ndarray, original: np.ndarray) -> float:
-    """Return the share of pairs of examples whose order changes, from 0 to 1; equal numbers count half.
+    """Return the share of pairs of examples whose order changes, from 0 to 1.
+
+    A pair that is equal in one of the two counts half.
 
     Args:
         found: a number per example, [N].
         original: the same, [N].
     """
-    from scipy.stats import kendalltau
-
-    if np.array_equal(found, original):
-        return 0.0
-    return (1 - float(np.nan_to_num(kendalltau(found, original).statistic))) / 2
+    count, portion, changed = len(found), max(1, MOST // len(found)), 0.0
+    for start in range(0, count, portion):
+        ours, theirs = (np.sign(each[start : start + portion, None] - each) for each in (found, original))
+        changed += np.abs(ours - theirs).sum() / 2
+    return changed / max(1, count * (count - 1))
 
 
 def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:

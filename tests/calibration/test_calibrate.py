@@ -90,6 +90,17 @@ def test_encoder_padding_does_not_count(name):
     assert_measured(model, [without_mask], [sentence(inputs, index, 9) for index in range(3)])
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", ("deberta-v2", "deberta-v2-far"))
+def test_positions_that_a_projection_reads_are_no_tokens(name):
+    """A query and a key projection that take the tokens, then positions."""
+    model, inputs = FAMILIES[name].build().double(), batch()
+    found, states = measure(model, [inputs]), model(**inputs, output_hidden_states=True).hidden_states
+    for sides, rows in zip(found.values(), states[:-1], strict=True):
+        for moments in sides:
+            assert_moments(moments, [row[:length] for row, length in zip(rows, LENGTHS, strict=True)])
+
+
 # What a decoder is fed, per sentence, after the start token.
 TARGETS = ([4, 5, 6, 7, 2], [8, 9, 2], [10, 2])
 

@@ -40,7 +40,9 @@ def test_correlations_are_those_of_the_metrics_on_every_resample(score, draws, r
     metric = METRICS[{spearman: "spearmanr", pearson: "pearson"}[score]]
     expected = [metric(first[row], second[row]) for row in rows]
     assert score(first, second)(rows) == pytest.approx(expected, abs=EXACT64)
-    assert score(first, np.full(COUNT, 0.1))(rows).tolist() == [0.0] * len(rows)
+    constants = np.repeat(draws.random((50, 1)), COUNT, axis=1)
+    rounded = [constant for constant in constants if (constant - constant.mean()).any()]  # these gaps are no spread
+    assert rounded and all(score(first, constant)(rows).tolist() == [0.0] * len(rows) for constant in rounded)
 
 
 def test_pairs_that_change_their_order():
@@ -49,6 +51,16 @@ def test_pairs_that_change_their_order():
     assert share_reordered(original[::-1], original) == 1
     assert share_reordered(np.array([1.0, 0.5, 3, 4]), original) == pytest.approx(1 / 6, abs=EXACT64)
     assert share_reordered(np.ones(4), original) == 0.5
+    assert share_reordered(np.array([1.0, 1, 2]), np.array([1.0, 2, 3])) == pytest.approx(1 / 6, abs=EXACT64)
+    assert share_reordered(np.ones(4), np.ones(4)) == share_reordered(np.ones(1), np.ones(1)) == 0
+
+
+def test_pairs_are_counted_in_portions(draws, monkeypatch):
+    found, original = draws.integers(9, size=(2, COUNT)) / 4.0
+    pairs = [(i, j) for i in range(COUNT) for j in range(i)]
+    changes = [abs(np.sign(found[i] - found[j]) - np.sign(original[i] - original[j])) / 2 for i, j in pairs]
+    monkeypatch.setattr(scores, "MOST", 3 * COUNT)
+    assert share_reordered(found, original) == pytest.approx(np.mean(changes), abs=EXACT64)
 
 
 @pytest.mark.parametrize("classes", (2, 4))

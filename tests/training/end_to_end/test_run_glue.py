@@ -1,5 +1,6 @@
 """The script from end to end, on a tiny model: phases, results, files, resuming, processes, and what it refuses."""
 
+import csv
 import json
 import runpy
 import sys
@@ -29,7 +30,6 @@ from scripts import (
 )
 from slow_cases import slow
 from transformers import (
-    AutoConfig,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     LlamaConfig,
@@ -81,9 +81,18 @@ def test_a_decoder_that_knows_no_padding_gets_it(bert, files, tmp_path):
     config.pad_token_id, config.vocab_size = None, len(tokenizer)
     LlamaForSequenceClassification(config).save_pretrained(tmp_path / "decoder")
     tokenizer.save_pretrained(tmp_path / "decoder")
-    results = run(tmp_path / "decoder", files, tmp_path / "out", *LEARNS)
+    out, test = tmp_path / "out", Path(files[1]).with_name("test.csv")
+    results = run(tmp_path / "decoder", files, out, *LEARNS, "--do_predict", "--test_file", test)
     assert results["eval_accuracy"] > 0.75
-    assert AutoConfig.from_pretrained(tmp_path / "out").pad_token_id == tokenizer.pad_token_id
+    model = AutoModelForSequenceClassification.from_pretrained(out).eval()
+    assert model.config.pad_token_id == tokenizer.pad_token_id
+    with test.open(encoding="utf-8") as file:
+        pairs = [tokenizer(row["sentence1"], row["sentence2"], return_tensors="pt") for row in csv.DictReader(file)]
+    assert len({pair["input_ids"].shape for pair in pairs}) > 1  # so batches are padded
+    with torch.no_grad():
+        alone = [int(model(**pair).logits.argmax()) for pair in pairs]
+    lines = (out / "predictions" / "predictions.tsv").read_text().splitlines()[1:]
+    assert len(set(alone)) > 1 and [line.split("\t")[1] for line in lines] == [str(answer) for answer in alone]
 
 
 def test_training_learns_and_a_lossless_swap_keeps_it(bert, files, tmp_path):
