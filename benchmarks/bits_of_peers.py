@@ -5,8 +5,8 @@ with scales and zero points: the tensors of the ONNX file, with their names, or 
 compute as they do by default, except that OpenVINO keeps float32 for what is not quantised: it rounds the inputs of
 compressed products to eight bits, in groups of 32. ONNX Runtime does so for int8, and in four bits where it is asked.
 
-- `onnx_int8`: dynamic quantisation, of all weights, with one scale for a matrix, or for each of its columns.
-- `onnx_4_bits`: `MatMulNBitsQuantizer` in blocks of 32, which keeps the pooler (0.6 MB of all-MiniLM-L6-v2) and scales
+- `to_int8`: dynamic quantisation, of all weights, with one scale for a matrix, or for each of its columns.
+- `to_4_bits`: `MatMulNBitsQuantizer` in blocks of 32, which keeps the pooler (0.6 MB of all-MiniLM-L6-v2) and scales
   in float32, and rounds embeddings in any case. Of its methods, GPTQ alone takes data, and does what rounding does: it
   spreads errors by the lower triangle of an upper triangular matrix, which is zero (1.31.1, `gptq` in
   `neural_compressor/weight_only.py`). So it has no row.
@@ -88,19 +88,20 @@ def written(path: Path) -> float:
     return sum(tensor.ByteSize() for tensor in onnx.load(path).graph.initializer) / 1e6
 
 
-def onnx_int8(draw: Any, size: float, *, by_column: bool) -> tuple[Any, dict[str, float]]:
-    """Quantise dynamically in ONNX Runtime."""
+def to_int8(source: Path, target: Path, *, by_column: bool) -> float:
+    """Quantise a graph dynamically with ONNX Runtime, and return the megabytes of its weights."""
     from onnxruntime.quantization import quantize_dynamic
 
-    def quantise(source: Path, target: Path) -> float:
-        quantize_dynamic(source, target, per_channel=by_column)
-        return written(target)
-
-    return served(draw.encoder, "onnx", quantise)
+    quantize_dynamic(source, target, per_channel=by_column)
+    return written(target)
 
 
-def onnx_4_bits(draw: Any, size: float, *, method: str, **options: Any) -> tuple[Any, dict[str, float]]:
-    """Quantise in ONNX Runtime: embeddings by rounding, products by "Default", which rounds, too, or "HQQ"."""
+def to_4_bits(source: Path, target: Path, *, method: str = "Default", **options: Any) -> float:
+    """Quantise a graph with ONNX Runtime: embeddings by rounding, products by "Default", which rounds, too, or "HQQ".
+
+    Returns:
+        The megabytes of its weights.
+    """
     import onnx
 
     logging.basicConfig(level=logging.WARNING)  # before the import, which sets it to INFO
@@ -108,17 +109,25 @@ def onnx_4_bits(draw: Any, size: float, *, method: str, **options: Any) -> tuple
 
     embeddings = quantizers.DefaultWeightOnlyQuantConfig(block_size=BLOCK, op_types_to_quantize=("Gather",))
     products = getattr(quantizers, f"{method}WeightOnlyQuantConfig")(block_size=BLOCK, **options)
+    model = onnx.load(source)
+    for config in (embeddings, products):
+        quantizer = quantizers.MatMulNBitsQuantizer(model, algo_config=config)
+        quantizer.process()
+        model = quantizer.model.model
+    onnx.save(model, target)
+    return written(target)
 
-    def quantise(source: Path, target: Path) -> float:
-        model = onnx.load(source)
-        for config in (embeddings, products):
-            quantizer = quantizers.MatMulNBitsQuantizer(model, algo_config=config)
-            quantizer.process()
-            model = quantizer.model.model
-        onnx.save(model, target)
-        return written(target)
 
-    return served(draw.encoder, "onnx", quantise)
+def in_onnx(draw: Any, size: float, *, quantise: Callable[..., float], **options: Any) -> tuple[Any, dict[str, float]]:
+    """Quantise the graph of the original, and run it in ONNX Runtime.
+
+    Args:
+        draw: has the original.
+        size: is not used.
+        quantise: `to_int8` or `to_4_bits`.
+        options: of that.
+    """
+    return served(draw.encoder, "onnx", functools.partial(quantise, **options))
 
 
 def compressed(source: Path, **options: Any) -> Any:
@@ -198,11 +207,11 @@ def in_float(draw: Any, size: float, *, engine: str) -> tuple[Any, dict[str, flo
 
 PEERS: dict[str, Callable[[Any, Any], tuple[Any, dict[str, float]]]] = {
     "ONNX Runtime": functools.partial(in_float, engine="onnx"),
-    "ONNX Runtime, int8": functools.partial(onnx_int8, by_column=False),
-    "ONNX Runtime, int8, by column": functools.partial(onnx_int8, by_column=True),
-    "ONNX Runtime, 4 bits": functools.partial(onnx_4_bits, method="Default"),
-    "ONNX Runtime, 4 bits, int8 inputs": functools.partial(onnx_4_bits, method="Default", accuracy_level=4),
-    "ONNX Runtime, 4 bits, HQQ": functools.partial(onnx_4_bits, method="HQQ"),
+    "ONNX Runtime, int8": functools.partial(in_onnx, quantise=to_int8, by_column=False),
+    "ONNX Runtime, int8, by column": functools.partial(in_onnx, quantise=to_int8, by_column=True),
+    "ONNX Runtime, 4 bits": functools.partial(in_onnx, quantise=to_4_bits),
+    "ONNX Runtime, 4 bits, int8 inputs": functools.partial(in_onnx, quantise=to_4_bits, accuracy_level=4),
+    "ONNX Runtime, 4 bits, HQQ": functools.partial(in_onnx, quantise=to_4_bits, method="HQQ"),
     "OpenVINO": functools.partial(in_float, engine="openvino"),
     "NNCF, 8 bits": functools.partial(nncf_bits, mode="INT8_ASYM"),
     "NNCF, 4 bits": functools.partial(nncf_bits, mode="INT4_SYM"),

@@ -7,6 +7,8 @@ MODEL is the folder that `real_models.py` of the shared folder makes. It is comp
 `multiple_of=32`, on 64 pieces of 128 tokens of news and as many texts of its own (draw 0 of real_decoder.py), and
 exported with `export(to="gguf")` and `to="onnx"`: in float16 and float32, with all weights rounded to 8 bits
 (`int8=True`), and in 4 bits by GPTQ on the same pieces, with the table of tokens in 8. In PyTorch it is in float32.
+"Its own" is ONNX Runtime's quantisation of the original's graph as it ships, not timed: dynamic in 8 bits, with a scale
+per column, and by rounding in 4, in blocks of 32 whose products are computed in 8.
 
 Perplexity per token, by the engine itself, over 48 pieces of 128 tokens of news and of web pages, as in
 real_decoder.py. "prompt" reads 512 tokens of news, "generation" 32 more, one at a time, with the cache that the engine
@@ -19,6 +21,7 @@ Plans, models, files and rows are kept in WORK/serving_decoder, and rows in WORK
 
 import argparse
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -27,6 +30,7 @@ from typing import Any
 
 import torch
 from bits_alone import TABLE_BITS, on_grid
+from bits_of_peers import to_4_bits, to_int8
 from real_decoder import LENGTH, PIECES, Decoder, Draw
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
@@ -44,6 +48,10 @@ TYPES: dict[tuple[str, str], dict[str, Any]] = {(TORCH, "float32"): {}}
 for engine, floats in ((ONNX, "float32"), (LLAMA, "float16")):
     TYPES |= {(engine, floats): {}, (engine, "8 bits"): {"int8": True}, (engine, "4 bits"): {}}
 TARGETS = {ONNX: "onnx", LLAMA: "gguf"}
+ITS_OWN = {
+    "8 bits, its own": partial(to_int8, by_column=True),
+    "4 bits, its own": partial(to_4_bits, accuracy_level=4),
+}
 DOMAINS = ("news", "web")
 PROMPT, NEW, ROUNDS, COMPARED = 512, 32, 7, 8
 COLUMNS = {"engine": "", "weights": "", "kept": "", "MB": ",.0f", "news": ".1f", "web": ".1f", "KL": ".1e"}
@@ -78,8 +86,8 @@ class InTorch:
 class InOnnxRuntime(InTorch):
     """The same in ONNX Runtime."""
 
-    def __init__(self, folder: Path):
-        super().__init__(load_exported(folder, threads=1))
+    def __init__(self, folder: Path, *, check: bool):
+        super().__init__(load_exported(folder, threads=1, check=check))
 
     def logits(self, ids: Tensor) -> Tensor:
         return self.model(input_ids=ids[None]).logits[0]
@@ -161,10 +169,15 @@ class Smaller:
         if engine == TORCH:
             return InTorch(self.model(budget))
         folder, to = self.folder(budget, engine, weights), TARGETS[engine]
+        if weights in ITS_OWN and not folder.exists():
+            self.in_engine(budget, engine, "float32")
+            source = self.folder(budget, engine, "float32")
+            shutil.copytree(source, folder, ignore=shutil.ignore_patterns("model.onnx*"))
+            ITS_OWN[weights](source / "model.onnx", folder / "model.onnx")
         if not folder.exists():
             given = {"tokenizer": self.decoder.tokenizer, "batches": [{"input_ids": self.prompt()[None, :32]}]}
             print(export(self.model(budget, weights), folder, to, **given, **TYPES[engine, weights]), flush=True)
-        return InOnnxRuntime(folder) if engine == ONNX else InLlamaCpp(folder)
+        return InOnnxRuntime(folder, check=weights not in ITS_OWN) if engine == ONNX else InLlamaCpp(folder)
 
     def folder(self, budget: float, engine: str, weights: str) -> Path:
         """Return the folder of an export."""
@@ -220,10 +233,9 @@ def divergence(smaller: Smaller, model: Served, own: PreTrainedModel) -> float:
 def measure(smaller: Smaller, budgets: list[float], store: RowStore) -> None:
     """Measure the rows that are not there: scores and sizes, and then the times of each engine and type, in turns."""
     there = {(row["engine"], row["weights"], row["budget"]) for row in store.rows if "MB" in row}
-    for engine, weights in TYPES:
-        for budget in budgets:
-            if (engine, weights, budget) in there:
-                continue
+    wanted = [(*key, budget) for key in TYPES for budget in budgets] + [(ONNX, weights, 1.0) for weights in ITS_OWN]
+    for engine, weights, budget in wanted:
+        if (engine, weights, budget) not in there:
             model = smaller.in_engine(budget, engine, weights)
             row = {"engine": engine, "weights": weights, "budget": budget}
             row |= {domain: perplexity(smaller, model, domain) for domain in DOMAINS}
@@ -264,7 +276,8 @@ def shown(rows: list[dict]) -> list[dict]:
                 own = seconds[str(row["budget"])]
                 new |= {what: tokens / own, f"times {what}": seconds["1.0"] / own}
         found.append(new)
-    return sorted(found, key=lambda row: ([*TYPES].index((row["engine"], row["weights"])), -row["budget"]))
+    order = [*TYPES, *((ONNX, weights) for weights in ITS_OWN)]
+    return sorted(found, key=lambda row: (order.index((row["engine"], row["weights"])), -row["budget"]))
 
 
 def main() -> None:
