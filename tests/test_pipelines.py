@@ -1,10 +1,18 @@
-"""transformers' pipelines run changed models as they run stock ones."""
+"""transformers' pipelines run changed models, and exported ones, as they run stock ones."""
 
+import numpy as np
 import pytest
 import torch
 from changed_heads import change_heads, mix
 from model_runs import swap
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+from PIL import Image
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    ViTImageProcessorPil,
+    pipeline,
+)
 
 import collab_heads
 import tiny
@@ -70,3 +78,66 @@ def test_a_pipeline_says_what_to_pass(bert):
     before = runs(TEXTS)[0]["score"]
     collab_heads.swap_to_collaborative(runs.model)
     assert runs(TEXTS)[0]["score"] == pytest.approx(before, abs=LOSSLESS)
+
+
+def exported(model, folder, batch, to="onnx"):
+    """The model in an engine."""
+    pytest.importorskip("transformers.exporters.runners", reason="exports of graphs need transformers 5.23")
+    collab_heads.export(model, folder, to, batches=[batch])
+    return collab_heads.load_exported(folder, threads=1)
+
+
+def assert_same(found, expected):
+    """What two pipelines found, in any nesting."""
+    if isinstance(expected, dict):
+        found, expected = ([value for _, value in sorted(each.items())] for each in (found, expected))
+    if isinstance(expected, list):
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+    else:
+        assert found == (expected if isinstance(expected, str | int) else pytest.approx(expected, abs=LOSSLESS))
+
+
+@pytest.mark.parametrize("to", ("onnx", pytest.param("openvino", marks=pytest.mark.slow)))
+@pytest.mark.parametrize(
+    "task, kind",
+    [
+        ("text-classification", AutoModelForSequenceClassification),
+        ("token-classification", AutoModelForTokenClassification),
+    ],
+)
+def test_an_exported_model_of_texts(task, kind, to, bert, tmp_path, warnings_logged):
+    """In batches with padding; the pipeline does not say that it lacks the class."""
+    model, tokenizer = kind.from_pretrained(bert).eval(), AutoTokenizer.from_pretrained(bert)
+    change_heads(model, "pruned")
+    served = exported(model, tmp_path / "served", tokenizer(TEXTS, padding=True, return_tensors="pt"), to)
+    expected, found = (pipeline(task, model=each, tokenizer=tokenizer, batch_size=2)(TEXTS) for each in (model, served))
+    assert_same(found, expected)
+    assert "is not supported" not in warnings_logged.text
+
+
+def test_an_exported_model_of_pictures(tmp_path):
+    family = FAMILIES["vit"]
+    model = family.build().eval()
+    size = {"height": model.config.image_size, "width": model.config.image_size}
+    processor = ViTImageProcessorPil(size=size)
+    pixels = np.random.default_rng(0).integers(256, size=(3, 40, 30, 3), dtype=np.uint8)
+    served = exported(model, tmp_path / "served", family.inputs())
+    assert served.dtype == torch.float32
+    expected, found = (
+        pipeline("image-classification", model=each, image_processor=processor)([*map(Image.fromarray, pixels)])
+        for each in (model, served)
+    )
+    assert_same(found, expected)
+
+
+@pytest.mark.slow
+def test_an_exported_model_that_writes(bert, tmp_path):
+    family, tokenizer = FAMILIES["gpt2"], AutoTokenizer.from_pretrained(bert)
+    model = family.build().eval()
+    served = exported(model, tmp_path / "served", family.inputs())
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    expected, found = (
+        pipeline("text-generation", model=each, tokenizer=tokenizer)(TEXTS, **options) for each in (model, served)
+    )
+    assert_same(found, expected)

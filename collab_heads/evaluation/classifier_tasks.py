@@ -10,12 +10,12 @@ from collab_heads.contract.registry import is_lone_decoder
 from collab_heads.data.batches import padding_of
 from collab_heads.errors import DataError, UnsupportedModelError
 from collab_heads.evaluation.scores import class_scores, pearson, share_reordered, spearman, times
-from collab_heads.evaluation.task import Limits, Task, name_of
+from collab_heads.evaluation.task import Limits, Task
 
 
 def classifies(model: PreTrainedModel) -> bool:
     """Return True for a model with a head for whole texts."""
-    return name_of(model).endswith("ForSequenceClassification")
+    return type(model).__name__.endswith("ForSequenceClassification")
 
 
 def gives_numbers(model: PreTrainedModel) -> bool:
@@ -27,8 +27,8 @@ def check_last_token(model: PreTrainedModel, limits: Limits) -> None:
     """Raise UnsupportedModelError if a decoder cannot find the last token of a text, which its head reads."""
     if is_lone_decoder(model.config) and padding_of(model.config) is None and limits.batch_size > 1:
         raise UnsupportedModelError(
-            f"{name_of(model)} finds the last token of a text by its config.pad_token_id, which is None: set it to the "
-            "tokenizer's, or pass batch_size=1"
+            f"{type(model).__name__} finds the last token of a text by its config.pad_token_id, which is None: set it "
+            "to the tokenizer's, or pass batch_size=1"
         )
 
 
@@ -49,7 +49,9 @@ class Classification(Task):
 
     def check(self, model, tokenizer):
         if not classifies(model) or model.config.num_labels < 2:
-            raise UnsupportedModelError(f"{name_of(model)} has no head for classes of texts: give one that classifies")
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has no head for classes of texts: give one that classifies"
+            )
         check_last_token(model, self.limits)
         self.references(model)
 
@@ -102,7 +104,7 @@ class Regression(Task):
     def check(self, model, tokenizer):
         if not gives_numbers(model):
             raise UnsupportedModelError(
-                f"{name_of(model)} gives no single number for a text: give one with num_labels=1"
+                f"{type(model).__name__} gives no single number for a text: give one with num_labels=1"
             )
         check_last_token(model, self.limits)
 

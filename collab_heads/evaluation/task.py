@@ -178,8 +178,3 @@ class Task:
         if said is not None and said.truncate_dim is not None:
             rows = torch.nn.functional.normalize(rows[:, : said.truncate_dim], dim=-1)
         return torch.empty_like(rows).index_copy_(0, torch.tensor(order), rows)
-
-
-def name_of(model: PreTrainedModel) -> str:
-    """Return the name of the class of a model; of the original's, for an exported one."""
-    return (model.config.architectures or ["a model"])[0] if isinstance(model, ServedModel) else type(model).__name__

@@ -14,7 +14,7 @@ from collab_heads.contract.registry import is_lone_decoder
 from collab_heads.errors import ArgumentError, DataError, UnsupportedModelError
 from collab_heads.evaluation.classifier_tasks import Classification, Regression, gives_numbers
 from collab_heads.evaluation.scores import mean_of, of_sums, of_translations, spearman, times
-from collab_heads.evaluation.task import Limits, Task, name_of
+from collab_heads.evaluation.task import Limits, Task
 from collab_heads.running.translations import most_tokens, translations
 
 NEAREST = 10  # texts, or passages of a query
@@ -24,10 +24,12 @@ ROWS = 1024  # of a table of similarities that are computed at a time
 def check_embeds(model: PreTrainedModel) -> None:
     """Raise UnsupportedModelError if a model is none that embeds texts."""
     if model.config.is_encoder_decoder:
-        raise UnsupportedModelError(f"{name_of(model)} has an encoder and a decoder: give a model that embeds texts")
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has an encoder and a decoder: give a model that embeds texts"
+        )
     if gives_numbers(model):
         raise UnsupportedModelError(
-            f"this {name_of(model)} gives a number for its texts, and no embedding: choose the task regression"
+            f"this {type(model).__name__} gives a number for its texts, and no embedding: choose the task regression"
         )
 
 
@@ -101,7 +103,9 @@ class Translation(Task):
 
     def check(self, model, tokenizer):
         if not (model.config.is_encoder_decoder and model.can_generate()):
-            raise UnsupportedModelError(f"{name_of(model)} does not translate: give an encoder-decoder with a head")
+            raise UnsupportedModelError(
+                f"{type(model).__name__} does not translate: give an encoder-decoder with a head"
+            )
 
     def answers(self, model, tokenizer):
         found = [""] * len(self)
@@ -141,7 +145,9 @@ class Perplexity(Task):
 
     def check(self, model, tokenizer):
         if not is_lone_decoder(model.config) or not model.can_generate():
-            raise UnsupportedModelError(f"{name_of(model)} is no language model with a head: give one that generates")
+            raise UnsupportedModelError(
+                f"{type(model).__name__} is no language model with a head: give one that generates"
+            )
 
     def answers(self, model, tokenizer):
         found = Read(*([np.zeros(0)] * len(self) for _ in Read._fields))

@@ -177,7 +177,7 @@ def is_constant(pair: object) -> bool:
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 DESCRIPTION, COMPONENT = ("schema_version", "export_format", "components"), ("file", "metadata")
 METADATA = {  # what is known of a graph -> whether a value of it is valid, and what is
-    "architecture": (is_text, "the name of a class"),
+    "architecture": (lambda value: is_text(value) and value.isidentifier(), "the name of a class"),
     "packages": (lambda value: isinstance(value, dict) and all(map(is_text, value.values())), "versions by package"),
     "export_config": (lambda value: isinstance(value, dict), "options"),
     "export_dtype": (lambda value: value in DTYPES, f"one of {', '.join(DTYPES)}"),

@@ -17,7 +17,7 @@ from collab_heads.serving.converted_encoder import ConvertedEncoder
 from collab_heads.serving.exported_folder import CONFIG, EXPORT, GENERATION, naming, read_exported
 from collab_heads.serving.graph_engines import ENGINES, check_inside
 from collab_heads.serving.served_gguf import ServedGguf
-from collab_heads.serving.served_model import ServedModel
+from collab_heads.serving.served_model import ServedModel, served_class
 from collab_heads.serving.served_program import ServedProgram, holds_cache
 from collab_heads.serving.served_translator import ServedTranslator
 
@@ -76,7 +76,7 @@ def load_exported(folder: str | Path, *, threads: int | None = None, check: bool
         with naming(folder / GENERATION):
             return ServedProgram(exported, folder, limits["input_ids"][1])
     with naming(folder / CONFIG):
-        return ServedModel(exported, caches, folder, texts, width, limits)
+        return served_class(exported)(exported, caches, folder, texts, width, limits)
 
 
 def load_converted(folder: Path, threads: int, check: bool) -> ConvertedEncoder | ServedTranslator:

@@ -95,6 +95,11 @@ class ServedModel(EmbedsTexts, PreTrainedModel, GenerationMixin):
         """The processor."""
         return torch.device("cpu")
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the original's weights when it was exported, which inputs of floating-point numbers have, too."""
+        return self.exported.dtype
+
     @classmethod
     def can_generate(cls) -> bool:
         """Return True; whether the graphs can generate shows when they are called."""
@@ -244,6 +249,13 @@ class ServedModel(EmbedsTexts, PreTrainedModel, GenerationMixin):
             portions = zip(*(value.split(most) for value in inputs.values()), strict=True)
             outputs = joined([runner(**dict(zip(inputs, portion, strict=True))) for portion in portions])
         return ModelOutput(outputs) if type(outputs) is dict else outputs
+
+
+def served_class(exported: Any) -> type[ServedModel]:
+    """Return a class with the name of the original's, by which pipelines of transformers know what a model can do."""
+    graph = DECODER if DECODER in exported.components else SINGLE
+    name = exported.components[graph].metadata.architecture
+    return type(name, (ServedModel,), {"__module__": __name__, "__doc__": ServedModel.__doc__})
 
 
 class ServedEncoder(nn.Module):
