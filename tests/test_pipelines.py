@@ -103,7 +103,7 @@ def assert_same(found, expected):
     "task, kind",
     [
         ("text-classification", AutoModelForSequenceClassification),
-        ("token-classification", AutoModelForTokenClassification),
+        pytest.param("token-classification", AutoModelForTokenClassification, marks=pytest.mark.slow),
     ],
 )
 def test_an_exported_model_of_texts(task, kind, to, bert, tmp_path, warnings_logged):
@@ -116,6 +116,7 @@ def test_an_exported_model_of_texts(task, kind, to, bert, tmp_path, warnings_log
     assert "is not supported" not in warnings_logged.text
 
 
+@pytest.mark.slow
 def test_an_exported_model_of_pictures(tmp_path):
     family = FAMILIES["vit"]
     model = family.build().eval()

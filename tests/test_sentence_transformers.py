@@ -132,3 +132,18 @@ def test_files_modules_and_card_are_as_without_a_change(folder, tmp_path):
     torch.testing.assert_close(embeddings(again), embeddings(changed), rtol=0, atol=LOSSLESS)
     again.save_pretrained(str(tmp_path / "again"))
     assert "- chemistry" in (tmp_path / "again" / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_cross_encoder_runs_an_exported_classifier(folder, tmp_path):
+    pytest.importorskip("transformers.exporters.runners", reason="exports of graphs need transformers 5.23")
+    torch.manual_seed(0)
+    ranker = sentence_transformers.CrossEncoder(str(folder), device="cpu", num_labels=1)
+    model, pairs = ranker.model.eval(), list(zip(SENTENCES, reversed(SENTENCES), strict=True))
+    before = ranker.predict(pairs, show_progress_bar=False)
+    collab_heads.swap_to_collaborative(model, dim_shared_query_key=16)
+    expected = ranker.predict(pairs, show_progress_bar=False)
+    assert abs(before - expected).max() > 1e-4
+    collab_heads.export(model, tmp_path / "served", batches=[ranker.preprocess(pairs)])
+    ranker[0].model = collab_heads.load_exported(tmp_path / "served", threads=1)
+    assert ranker.predict(pairs, show_progress_bar=False) == pytest.approx(expected, abs=LOSSLESS)
