@@ -14,6 +14,7 @@ _CHANGE_INSTEAD = {
     "DeepSpeedEngine": "swap before deepspeed.initialize",
     "OptimizedModule": "swap before torch.compile (the original is model._orig_mod)",
     "PeftModel": "swap the base model before adding adapters, or merge_and_unload() them first",
+    "ModelInEngine": "load the model that was exported, and export it again",
 }
 MERGE_FIRST = _CHANGE_INSTEAD["PeftModel"]
 # Class name of an object that works with a changed model inside, too -> where that model is.

@@ -168,8 +168,7 @@ def get_adapter(
         UnsupportedModelError: if there is no adapter for the model, the adapter finds no attention, or it lacks the
             capability.
     """
-    if not isinstance(model, PreTrainedModel):
-        check_model(model)
+    check_model(model)
     if adapter is None:
         adapter = adapter_for_config(model.config)
     elif isinstance(adapter, type) and issubclass(adapter, AttentionAdapter):

@@ -60,6 +60,8 @@ def name_in(source: Source) -> str:
 
 def check_source(source: Source) -> None:
     """Raise an error of ours for a folder without a model, and for what is no model; other names may be on the Hub."""
+    if isinstance(source, PreTrainedModel):
+        return
     if not isinstance(source, str):
         check_model(source)
     elif gguf_at(Path(source)) is not None:

@@ -17,13 +17,9 @@ from collab_heads.model.opened import input_device
 from collab_heads.running.batches import check_vocabulary, longest_input, moved
 from collab_heads.running.embeddings import embed
 from collab_heads.serving.comparison import ROUNDS, naming_outputs
-from collab_heads.serving.converted import Converted
+from collab_heads.serving.in_engine import ModelInEngine
 from collab_heads.serving.sentence_encoder import embedding_texts, is_sentence_encoder, sentence_encoder
-from collab_heads.serving.served_gguf import ServedGguf
 from collab_heads.serving.served_model import ServedModel
-from collab_heads.serving.served_program import ServedProgram
-
-IN_ENGINES = ServedModel, Converted, ServedGguf, ServedProgram
 
 
 class Limits(NamedTuple):
@@ -126,7 +122,7 @@ class Task:
             most: the tokens that the model wants at most, beside the other limits.
         """
         tokenizer = with_padding(tokenizer, model.config)
-        if isinstance(model, IN_ENGINES):
+        if isinstance(model, ModelInEngine):
             limit = None if isinstance(model, ServedModel) else model.config.max_position_embeddings
         else:
             limit = longest_input(model, tokenizer)
@@ -136,7 +132,7 @@ class Task:
         first = [f"{self.limits.source_prefix or prompt}{text}" for text in first]
         columns = tokenizer(first, *others, truncation=True, max_length=most)
         ids = columns["input_ids"]
-        if not isinstance(model, IN_ENGINES):
+        if not isinstance(model, ModelInEngine):
             check_vocabulary(model, tokenizer, max((max(row, default=0) for row in ids), default=0))
         groups = longest_first(list(map(len, ids)), self.limits.batch_size)
         for group in progress_bar(groups, desc="answering"):
@@ -160,7 +156,7 @@ class Task:
         """
         order: list[int] = []
         base = cast(PreTrainedModel, model.base_model)  # of a model with a head, if its config names one
-        is_encoder = not isinstance(model, IN_ENGINES) and is_sentence_encoder(base)
+        is_encoder = not isinstance(model, ModelInEngine) and is_sentence_encoder(base)
         encoder = sentence_encoder(base) if is_encoder else None
         said, reading = getattr(encoder or model, "texts", None), dict[str, Any]()
         if said is not None:

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
 from collab_heads.base.checks import MAX_SIZE, is_index
 from collab_heads.base.extras import check_extra
@@ -18,8 +17,9 @@ from collab_heads.files.reading import parse_json, read_text
 from collab_heads.serving.exported_folder import CONFIG, naming, read_json
 from collab_heads.serving.for_ctranslate2 import POSITIONS
 from collab_heads.serving.graph_engines import AGAIN, check_inside
+from collab_heads.serving.in_engine import ModelInEngine
 from collab_heads.serving.target import first_line
-from collab_heads.serving.text_reader import EmbedsTexts, Texts
+from collab_heads.serving.text_reader import Texts
 from collab_heads.sites.state import expect
 
 WEIGHTS = "model.bin"  # as CTranslate2 names the file
@@ -28,7 +28,7 @@ VERSION = 6  # of that file; one of another version may have its parts elsewhere
 TABLE = re.compile(rb"encoder/embeddings_\d/weight\0")  # of tokens, and then of their types
 
 
-class Converted(EmbedsTexts, PreTrainedModel):
+class Converted(ModelInEngine):
     """A model in CTranslate2.
 
     Args:
@@ -66,11 +66,6 @@ class Converted(EmbedsTexts, PreTrainedModel):
             raise UnsupportedModelError(
                 f"{folder} is no {does} of CTranslate2 ({first_line(error)}): load it with ctranslate2 itself"
             ) from error
-
-    @property
-    def device(self) -> torch.device:
-        """The processor."""
-        return torch.device("cpu")
 
 
 def is_converted(folder: Path) -> bool:

@@ -9,17 +9,18 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.utils import ModelOutput
 
 from collab_heads.errors import ArgumentError, ModelStateError
 from collab_heads.serving.example_inputs import check_ids, ids, rows_of
+from collab_heads.serving.in_engine import ModelInEngine
 from collab_heads.serving.target import first_line
-from collab_heads.serving.text_reader import EmbedsTexts, Texts
+from collab_heads.serving.text_reader import Texts
 
 
-class ReadsTexts(EmbedsTexts, PreTrainedModel, GenerationMixin):
+class ReadsTexts(ModelInEngine, GenerationMixin):
     """A model whose engine takes one text at a time, without padding, and remembers what it has read.
 
     Attributes:
@@ -33,11 +34,6 @@ class ReadsTexts(EmbedsTexts, PreTrainedModel, GenerationMixin):
     positions: int
     texts: Texts | None = None
     width = 0
-
-    @property
-    def device(self) -> torch.device:
-        """The processor."""
-        return torch.device("cpu")
 
     def can_generate(self) -> bool:  # type: ignore[override]
         """Return True for a language model."""

@@ -1,5 +1,6 @@
 """A model in llama.cpp that is called as the original is, and generates: logits, states, or embeddings of texts."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from transformers.utils import ModelOutput
 
 from collab_heads.base.extras import check_extra
 from collab_heads.errors import ArgumentError
+from collab_heads.files.folders import MANIFEST
 from collab_heads.saving.source_files import OF_TEXTS, SETTINGS
 from collab_heads.serving.exported_folder import GENERATION, check_digests, naming, read_settings
 from collab_heads.serving.gguf_engines import MOST_ROWS, Continues, Embeds, Predicts
@@ -63,6 +65,17 @@ class ServedGguf(ReadsTexts):
     def can_generate(self) -> bool:  # type: ignore[override]
         """Return True for a language model."""
         return not self.facts.form.embeds
+
+    def copy_to(self, folder: Path) -> None:
+        """Copy the file, with what `export` wrote beside it, but nothing else that may be there.
+
+        Args:
+            folder: an empty one.
+        """
+        if (self.file.parent / MANIFEST).exists():
+            super().copy_to(folder)
+        else:
+            shutil.copy(self.file, folder)
 
     def engine_for(self, tokens: int) -> Any:
         """Return the engine, with room for a text; it is loaded again for one that is longer than those before.

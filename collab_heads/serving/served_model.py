@@ -19,7 +19,8 @@ from collab_heads.layers.attention import CACHE
 from collab_heads.running.batches import MODALITIES
 from collab_heads.serving.exported_folder import DECODER, ENCODER, SINGLE
 from collab_heads.serving.graph_interface import taken
-from collab_heads.serving.text_reader import EmbedsTexts, Texts
+from collab_heads.serving.in_engine import ModelInEngine
+from collab_heads.serving.text_reader import Texts
 
 
 class CrossAttentionEncoder(nn.Module):
@@ -53,7 +54,7 @@ class CrossAttentionEncoder(nn.Module):
         return found
 
 
-class ServedModel(EmbedsTexts, PreTrainedModel, GenerationMixin):
+class ServedModel(ModelInEngine, GenerationMixin):
     """An exported model that is called as the original is, and generates with it: greedily, by sampling, with beams.
 
     Args:
@@ -89,11 +90,6 @@ class ServedModel(EmbedsTexts, PreTrainedModel, GenerationMixin):
         if has_two:
             self.encoder = ServedEncoder(exported)
             self.main_input_name = self.encoder.main_input_name
-
-    @property
-    def device(self) -> torch.device:
-        """The processor."""
-        return torch.device("cpu")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -151,6 +147,7 @@ class ServedModel(EmbedsTexts, PreTrainedModel, GenerationMixin):
         given = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, **inputs}
         given |= {"decoder_input_ids": decoder_input_ids, "encoder_outputs": encoder_outputs}
         past = past_key_values if cache is None else cache
+        check_cache(past)
         if not self.caches:
             return self.run(SINGLE, given | {CACHE: past})
         is_new = past is None or not past.get_seq_length()
@@ -249,6 +246,14 @@ class ServedModel(EmbedsTexts, PreTrainedModel, GenerationMixin):
             portions = zip(*(value.split(most) for value in inputs.values()), strict=True)
             outputs = joined([runner(**dict(zip(inputs, portion, strict=True))) for portion in portions])
         return ModelOutput(outputs) if type(outputs) is dict else outputs
+
+
+def check_cache(cache: object) -> None:
+    """Raise ArgumentError for a cache of another kind than graphs take."""
+    if not isinstance(cache, DynamicCache | EncoderDecoderCache | None):
+        raise ArgumentError(
+            f"the graph takes a DynamicCache, not a {type(cache).__name__}: leave cache_implementation out"
+        )
 
 
 def served_class(exported: Any) -> type[ServedModel]:

@@ -5,11 +5,10 @@ A folder comes from anywhere: what is in it is checked, and no code in it is run
 Shapes: N texts, d width of an embedding.
 """
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,10 +17,9 @@ from transformers import AutoTokenizer, PretrainedConfig
 
 from collab_heads.base.checks import MAX_SIZE, check_choice, check_count, is_index, is_list
 from collab_heads.base.progress import progress_bar
-from collab_heads.errors import ArgumentError, DataError, ModelStateError
+from collab_heads.errors import ArgumentError, DataError
 from collab_heads.files.reading import check_field, own_file, parse_json, read_text
-from collab_heads.saving.source_files import OF_TEXTS, SETTINGS, files_in
-from collab_heads.serving.graph_engines import check_inside
+from collab_heads.saving.source_files import OF_TEXTS, SETTINGS
 from collab_heads.sites.record import check_keys
 from collab_heads.sites.state import expect
 
@@ -198,54 +196,3 @@ class TextReader:
             chunk = order[start : start + batch_size]
             found[chunk] = run(**self([texts[index] for index in chunk], prompt))[EMBEDDING].numpy()
         return found[:, : self.texts.truncate_dim]
-
-
-class EmbedsTexts:
-    """The part of a model in an engine that embeds texts, as its folder says.
-
-    Attributes:
-        folder: the folder, which has the tokenizer.
-        texts: how a sentence encoder reads texts; None for another model.
-        width: of its embeddings, d.
-        config: of the model.
-    """
-
-    folder: Path | None
-    texts: Texts | None
-    width: int
-    config: Any
-
-    @functools.cached_property
-    def reader(self) -> TextReader:
-        """The reader that turns texts into the inputs of a sentence encoder.
-
-        Raises:
-            ModelStateError: if the model puts out no embeddings of texts, or the folder has no tokenizer.
-        """
-        if self.folder is None or self.texts is None:
-            raise ModelStateError(
-                f"this {self.config.model_type or type(self).__name__} puts out no {EMBEDDING}, or {OF_TEXTS} is "
-                "missing beside it: export a model that was loaded from a folder of sentence-transformers, which has a "
-                "modules.json"
-            )
-        if not files_in(self.folder):
-            raise ModelStateError(f"{self.folder} has no tokenizer: export with tokenizer=, or save it there")
-        for file in files_in(self.folder):
-            check_inside(file)
-        return TextReader(self.folder, self.texts, self.config)
-
-    def encode(self, texts: Sequence[str], batch_size: int = 32, *, prompt_name: str | None = None) -> np.ndarray:
-        """Return the embeddings of texts, [N, d], float32, as the `encode` of sentence-transformers does.
-
-        Args:
-            texts: the texts, N of them. Those of similar length are read together; longer ones than the model reads
-                are cut.
-            batch_size: texts that are tokenized at a time, and read at a time but in llama.cpp, which reads each alone.
-            prompt_name: the name of the prompt that stands before each text; None for that of the model, if it has one.
-
-        Raises:
-            ArgumentError: if a text is none, or there is no such prompt.
-            ModelStateError: if the model puts out no embeddings of texts, or the folder has no tokenizer.
-            DataError: if the tokenizer in the folder cannot be loaded.
-        """
-        return self.reader.encode(cast(Any, self), texts, batch_size, prompt_name, self.width)
