@@ -159,7 +159,8 @@ def finish(leftover: Path, home: Path) -> None:
     listed = (read_manifest(leftover) or {}).get("files") or {}
     for name, entry in listed.items():
         path = leftover / name
-        if path.is_file() and not path.is_symlink() and digest(path) == entry:  # else it was changed since
+        is_file = path.is_file() and not path.is_symlink() and stays_inside(leftover, name)
+        if is_file and digest(path) == entry:  # else it was changed since
             path.unlink()
     for name in contents(leftover):
         if not os.path.lexists(home / name):
@@ -266,6 +267,14 @@ def is_inside(name: str) -> bool:
     """Return True if a relative path stays below its start."""
     readings = PurePosixPath(name), PureWindowsPath(name)
     return not any(each.anchor or ".." in each.parts for each in readings) and "\0" not in name
+
+
+def stays_inside(folder: Path, name: str) -> bool:
+    """Return True if the folder of a file, named relative to another folder, lies in that, also where links lead."""
+    try:
+        return (folder / name).parent.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError, ValueError):  # a loop of links, a null byte
+        return False
 
 
 def is_ours(folder: Path) -> bool:

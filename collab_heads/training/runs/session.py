@@ -27,7 +27,15 @@ from collab_heads.errors import ArgumentError
 from collab_heads.training.options.parser import input_paths
 from collab_heads.training.options.run import fingerprint
 from collab_heads.training.storage.checkpoint import checkpoint_to_resume
-from collab_heads.training.storage.output import LOGS, Output, check_output, reserved, same_path
+from collab_heads.training.storage.output import (
+    LOGS,
+    Output,
+    check_output,
+    files_in_use,
+    in_use,
+    reserved,
+    same_path,
+)
 from collab_heads.training.storage.sharding import check_sharding
 
 SECRET = re.compile(r"^(--hub_token=).*")
@@ -183,6 +191,8 @@ def prepared_output(args: Namespace, run: Mapping) -> tuple[Path | None, dict]:
     if args.output_dir is None:
         return None, {}
     folder = Path(args.output_dir)
+    if files_in_use(folder) and not (args.overwrite_output_dir or args.resume_from_checkpoint):
+        raise in_use(folder)  # before anything there is finished or undone
     Output(folder).recover()
     checkpoint, progress = checkpoint_to_resume(args, run)
     check_output(

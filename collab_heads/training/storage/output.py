@@ -21,6 +21,7 @@ from collab_heads.files.folders import (
     read_manifest,
     recover,
     retire,
+    stays_inside,
     write_folder,
     write_manifest,
 )
@@ -70,14 +71,15 @@ class Output:
     def owns(self, name: str) -> bool:
         """Return True if a file exists and is as we wrote it."""
         path = self.path / name
-        if name not in self.files or path.is_symlink() or not path.is_file():
+        is_file = os.path.isfile(path) and not path.is_symlink()  # False for names that no file can have
+        if name not in self.files or not is_file or not stays_inside(self.path, name):
             return False
-        if (expected := self.files[name]) is None:  # known by its name only
-            return path.resolve().is_relative_to(self.path.resolve())
-        return digest(path) in expected
+        expected = self.files[name]
+        return expected is None or digest(path) in expected  # None: known by its name only
 
     def claim(self, digests: dict[str, dict]) -> None:
         """Record the files that are about to be written; move away files in their place that are not ours."""
+        check_inside(self.path, digests)
         for name, coming in digests.items():
             path, partial = self.path / name, self.path / (name + PARTIAL)
             if os.path.lexists(partial) and name not in self.files:
@@ -119,6 +121,7 @@ class Output:
         """
         staged = self.path / STAGED
         listed = (read_manifest(staged) or {}).get("files") or {}
+        check_inside(staged, listed)
         with writing(self.path):
             self.claim({name: entry for name, entry in listed.items() if (staged / name).exists()})
             gone = [name for name in self.model if name not in listed]
@@ -160,7 +163,9 @@ class Output:
             if NAME.fullmatch(name) or name in FOLDERS:
                 recover(self.path / name)
         for name in self.files:
-            (self.path / (name + PARTIAL)).unlink(missing_ok=True)
+            partial = self.path / (name + PARTIAL)
+            if os.path.lexists(partial) and not partial.is_dir() and stays_inside(self.path, name):
+                partial.unlink()
         if is_begun(self.path / (MANIFEST + PARTIAL)):
             (self.path / (MANIFEST + PARTIAL)).unlink()
         if is_ours(self.path / STAGED) and (read_manifest(self.path / STAGED) or {}).get("files"):
@@ -174,7 +179,7 @@ class Output:
                     (self.path / name).unlink()
             for folder in self.folders():
                 retire(folder)
-            for name in {Path(name).parent.as_posix() for name in self.files}:
+            for name in {Path(name).parent.as_posix() for name in self.files if stays_inside(self.path, name)}:
                 remove_if_empty(self.path, name)
             self.files, self.model = {}, []
             if (self.path / MANIFEST).exists():
@@ -191,12 +196,32 @@ def read_record(folder: Path) -> dict | None:
     return record if fits and isinstance(model, list) and all(isinstance(name, str) for name in model) else None
 
 
+def check_inside(folder: Path, names: Iterable[str]) -> None:
+    """Raise OutputError if a file would be written out of the folder, through a link in it."""
+    for name in names:
+        if not stays_inside(folder, name):
+            raise OutputError(f"{str(folder / name)!r:.300} leads out of {folder} through a link: remove the link")
+
+
 def remove_if_empty(output_dir: Path, name: str) -> None:
     """Remove a folder below the output folder, then its parents there, as long as they are empty."""
     for path in (output_dir / name, *(output_dir / name).parents):
         if path == output_dir or not path.is_dir() or path.is_symlink() or any(path.iterdir()):
             return
         path.rmdir()
+
+
+def files_in_use(folder: Path) -> list[Path]:
+    """Return what is in an output folder, but for the lock of a run."""
+    return [path for path in folder.iterdir() if path.name != INSIDE] if folder.is_dir() else []
+
+
+def in_use(folder: Path) -> OutputError:
+    """Make the error for an output folder that is not empty."""
+    return OutputError(
+        f"--output_dir {folder} is in use: choose another, resume it with --resume_from_checkpoint, or replace what an "
+        "earlier run wrote there with --overwrite_output_dir"
+    )
 
 
 def check_output(output: Output, *, overwrite: bool, resume: bool, inputs: Iterable[str] = ()) -> None:
@@ -210,12 +235,9 @@ def check_output(output: Output, *, overwrite: bool, resume: bool, inputs: Itera
     """
     if output.path.exists() and not output.path.is_dir():
         raise OutputError(f"--output_dir {output.path} is a file")
-    there = [path for path in output.path.iterdir() if path.name != INSIDE] if output.path.is_dir() else []
+    there = files_in_use(output.path)
     if there and not overwrite and not resume:
-        raise OutputError(
-            f"--output_dir {output.path} is in use: choose another, resume it with --resume_from_checkpoint, "
-            "or replace what an earlier run wrote there with --overwrite_output_dir"
-        )
+        raise in_use(output.path)
     if overwrite and not resume:
         for each in inputs:
             if lies_in(Path(each), output.path, output.files):
@@ -248,7 +270,7 @@ def check_replaced(output: Output) -> None:
         wrong += [f"{name}/{each}" for each in NEEDED if each not in recorded and (output.path / name / each).exists()]
     for name in (*FOLDERS, TRANSLATIONS, PREDICTIONS, HISTORY, LOGS):
         path = output.path / name
-        wrong += [name] if os.path.lexists(path) and not path.is_dir() else []
+        wrong += [name] if os.path.lexists(path) and (path.is_symlink() or not path.is_dir()) else []
     if wrong:
         raise OutputError(
             f"--output_dir {output.path} holds {', '.join(wrong)}: a run would write there, and no {MANIFEST} says "

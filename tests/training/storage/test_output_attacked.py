@@ -2,13 +2,14 @@
 
 import json
 import os
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
 from collab_heads.errors import OutputError
 from collab_heads.files.folders import digest, write_folder
-from collab_heads.training.runs.session import lies_below
+from collab_heads.training.runs.session import lies_below, prepared_output
 from collab_heads.training.storage.output import Output, check_output, lies_in
 
 
@@ -180,3 +181,63 @@ def test_places_are_compared_as_the_system_does(out, tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "samefile", lambda one, other: stock(one, other) or {one, other} <= same)
     assert lies_in(mounted / "step_0_1" / "config.json", out, ())
     assert lies_below(mounted / "step_0_1", out)
+
+
+@pytest.fixture
+def home(out, tmp_path):
+    """A folder of the user's, to which a link in the output folder of a stranger leads."""
+    for name in ("notes.txt", "notes.txt.partial", "config.json"):
+        write(tmp_path / "home" / name)
+    (out / "sub").symlink_to(tmp_path / "home")
+    return tmp_path / "home"
+
+
+@pytest.mark.parametrize("entry", ("digest", None))
+def test_nothing_behind_a_link_is_deleted_or_written(entry, out, home):
+    before = texts(home)
+    listed = {f"sub/{name}": [digest(home / name)] if entry else None for name in before}
+    write(out / "manifest.json", json.dumps({"collab_heads_output": 1, "files": listed, "model": [*listed]}))
+    write_folder(out / "best", lambda folder: write(folder / "a.txt", "ours"))
+    (out / "best" / "sub").symlink_to(home)
+    of_best = {name: entries[0] for name, entries in listed.items() if entries}
+    write(out / "best" / "manifest.json", json.dumps({"collab_heads_manifest": 1, "files": of_best}))
+    with pytest.raises(OutputError, match=r"sub/x.txt' leads out of .* through a link: remove the link"):
+        Output(out).write("sub/x.txt", b"ours")
+    Output(out).recover()
+    Output(out).clear()
+    assert texts(home) == before
+
+
+def test_a_staged_model_does_not_leave_the_folder(out, home):
+    before = texts(home)
+    write_folder(out / "model.staged", lambda folder: write(folder / "sub" / "config.json", "theirs"))
+    with pytest.raises(OutputError, match="leads out of"):
+        Output(out).recover()
+    assert texts(home) == before
+
+
+@pytest.mark.parametrize("name", ("translations", "logs", "best"))
+def test_a_linked_subfolder_is_refused(name, out, home):
+    (out / name).exists() and (out / name).rename(out / "moved")
+    (out / name).symlink_to(home)
+    with pytest.raises(OutputError, match=f"holds .*{name}: a run would write there"):
+        check_output(Output(out), overwrite=True, resume=False)
+
+
+@pytest.mark.parametrize("name", ("n" * 300, "\ud800", "config.json/x", "q"))
+def test_odd_names_in_a_record(name, out):
+    write(out / "q.partial" / "mine.txt")
+    write(out / "manifest.json", json.dumps({"collab_heads_output": 1, "files": {name: None}, "model": []}))
+    Output(out).recover()
+    Output(out).clear()
+    assert (out / "q.partial" / "mine.txt").read_text() == "mine" and (out / "config.json").read_text() == "ours"
+
+
+def test_a_folder_in_use_is_left_as_it_is(out):
+    """A run without flags is refused before leftovers of a killed one are touched."""
+    write_folder(out / "step_0_4", lambda folder: write(folder / "config.json", "ours"))
+    (out / "step_0_4").rename(out / "step_0_4.partial")
+    before = texts(out)
+    with pytest.raises(OutputError, match="is in use"):
+        prepared_output(Namespace(output_dir=out, overwrite_output_dir=False, resume_from_checkpoint=None), {})
+    assert texts(out) == before

@@ -97,16 +97,3 @@ def test_what_the_run_reads_is_not_overwritten(kind, output, tmp_path):
     check_output(
         again(output), overwrite=True, resume=False, inputs=["bert-base-uncased", str(tmp_path / "elsewhere.txt")]
     )
-
-
-def test_what_is_written_through_a_link_is_not_read_from(tmp_path):
-    """The user has put one of our folders elsewhere."""
-    (tmp_path / "out").mkdir()
-    (tmp_path / "big_disk").mkdir()
-    (tmp_path / "out" / "translations").symlink_to(tmp_path / "big_disk")
-    output = Output(tmp_path / "out")
-    output.write("translations/validation.txt", b"ours")
-    with pytest.raises(OutputError, match="which the run reads"):
-        check_output(
-            again(output), overwrite=True, resume=False, inputs=[str(tmp_path / "big_disk" / "validation.txt")]
-        )
