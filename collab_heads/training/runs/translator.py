@@ -140,6 +140,8 @@ class Translator(Learner):
             if phase.trains and args.average_checkpoints:
                 steps = self.steps(phase.number)
                 check_enough_checkpoints(args.average_checkpoints, args.checkpointing_steps, steps)
+                if session.checkpoint is not None and phase.number == session.progress["phase"]:
+                    last_checkpoints(args, phase.number, steps, session.run, until=session.progress["step"])
 
     @cached_property
     def loss(self) -> Objective | MinimumRisk:
@@ -222,8 +224,8 @@ class Translator(Learner):
         if self.best.load(phase.stage, self.model):
             yield "best"
         if count:
-            folders = last_checkpoints(Path(self.session.args.output_dir), phase.number, count)
-            load_weights(self.model, folders)
+            steps = self.steps(phase.number)
+            load_weights(self.model, last_checkpoints(self.session.args, phase.number, steps, self.session.run))
             yield "averaged"
 
     def translations(self, split: str, model: PreTrainedModel) -> list[str]:

@@ -6,6 +6,7 @@ files are pickles, which torch's restricted unpickler reads: resume only from yo
 """
 
 import logging
+import math
 import re
 from argparse import Namespace
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.errors import OutputError
 from collab_heads.files.checkpoint import check_holds, check_same_run, check_undamaged, new_checkpoint, read_progress
-from collab_heads.files.folders import MANIFEST, is_ours, retire
+from collab_heads.files.folders import MANIFEST, contents, is_ours, read_manifest, retire
 from collab_heads.files.locks import INSIDE
 from collab_heads.training.storage.sharding import OPTIMIZER, load_optimizer, save_optimizer, without_divided
 
@@ -102,6 +103,17 @@ def load_progress(folder: Path) -> dict:
     return progress
 
 
+READ = (".json", ".safetensors", ".bin", ".pkl", ".py", ".model", ".spm", ".jinja", "vocab.txt", "merges.txt")
+
+
+def check_whole(folder: Path) -> None:
+    """Raise OutputError if a folder is damaged, or its manifest does not list a file that could be read from it."""
+    check_undamaged(folder)
+    listed = (read_manifest(folder) or {}).get("files") or {}
+    if more := [name for name in contents(folder) if name not in listed and name.endswith(READ)]:
+        raise OutputError(f"{folder} holds {', '.join(more):.300}, which its {MANIFEST} does not list: move it away")
+
+
 def checkpoints(output_dir: Path) -> list[Path]:
     """Return the finished checkpoints of an output folder, oldest first."""
     ages = {}
@@ -121,7 +133,7 @@ def newest_whole(output_dir: Path) -> tuple[Path | None, list[str]]:
     for folder in [*sorted(set(unreadable) - set(known)), *reversed(known)]:
         try:
             load_progress(folder)
-            check_undamaged(folder)
+            check_whole(folder)
             return folder, wrong
         except OutputError as error:
             wrong.append(str(error))
@@ -146,7 +158,7 @@ def find_checkpoint(resume_from: str, output_dir: Path) -> Path:
     folder = Path(resume_from)
     try:
         load_progress(folder)
-        check_undamaged(folder)
+        check_whole(folder)
     except OutputError as error:
         newest = newest_whole(folder.parent)[0] if NAME.match(folder.name) and folder.is_dir() else None
         offer = "" if newest is None else f". The newest checkpoint that is whole: {RESUME} {newest}"
@@ -195,6 +207,7 @@ ENTRIES: dict[str, dict[str, tuple[type, ...]]] = {
     "history": {"stage": (str,), "epoch": WHOLE, "step": WHOLE, "metrics": (dict,)},
     "trained": {"stage": (str,), "steps": WHOLE, "examples": WHOLE},
 }
+OF_BEST: dict[str, tuple[type, ...]] = {"bleu": (float, int), "stage": (str,), "step": WHOLE}
 
 
 def check_progress(progress: dict) -> None:
@@ -211,10 +224,24 @@ def check_progress(progress: dict) -> None:
             raise ValueError(f"{name!r} is not between {least} and {most:,}")  # it may have thousands of digits
     for name, types in ENTRIES.items():
         for number, entry in enumerate(progress.get(name, [])):
-            if not isinstance(entry, dict) or (missing := types.keys() - entry.keys()):
-                lacking = f"without {', '.join(sorted(missing))}" if isinstance(entry, dict) else type_name(entry)
-                raise ValueError(f"{name}[{number}] is {lacking}")
-            check_types(entry, types, f"{name}[{number}].")
+            check_entry(entry, types, f"{name}[{number}]")
+    if progress.get("best") is not None:
+        check_entry(progress["best"], OF_BEST, "best")
+    for number, name in enumerate(progress.get("frozen") or []):
+        if not isinstance(name, str):
+            raise ValueError(f"frozen[{number}] is {type_name(name)}, not the name of a parameter")
+
+
+def check_entry(entry: object, types: Mapping[str, tuple[type, ...]], place: str) -> None:
+    """Raise ValueError unless an entry, whose place is for the message, has values of these types, finite ones."""
+    if not isinstance(entry, dict) or (missing := types.keys() - entry.keys()):
+        lacking = f"without {', '.join(sorted(missing))}" if isinstance(entry, dict) else type_name(entry)
+        raise ValueError(f"{place} is {lacking}")
+    check_types(entry, types, f"{place}.")
+    numbers = {**entry, **(entry["metrics"] if "metrics" in types else {})}
+    for name, value in numbers.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{place}.{name} is {value}")
 
 
 def check_types(values: Mapping, types: Mapping[str, tuple[type, ...]], prefix: str) -> None:

@@ -29,10 +29,11 @@ from collab_heads.files.locks import INSIDE, PARTIAL, WRITING, locked, made
 from collab_heads.training.storage.checkpoint import NAME
 
 RESULTS, PREDICTIONS, LOGS = "all_results.json", "predictions", "logs"
-BEST, TRANSLATIONS, STATISTICS, REPORT = "best", "translations", "head_statistics", "head_report"
+TRANSLATIONS, STATISTICS, REPORT = "translations", "head_statistics", "head_report"
+BEST = {"fine_tuned": "best", "fine_tuned_again": "best_again"}  # of each training, by its stage
 HISTORY = "head_history"  # of heads over the training, and its pictures
 STAGED = "model.staged"  # the complete final model, until it is moved into the output folder itself
-FOLDERS = (BEST, STATISTICS, REPORT, STAGED)  # each written as a whole, like checkpoints
+FOLDERS = (*BEST.values(), STATISTICS, REPORT, STAGED)  # each written as a whole, like checkpoints
 RECORD = "collab_heads_output"  # marks the manifest of an output folder, not that of a folder written as a whole
 CONFIG = "config.json"  # without it no model loads
 MODEL = (CONFIG, "generation_config.json", "model.safetensors", "model.safetensors.index.json")

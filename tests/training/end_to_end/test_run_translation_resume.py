@@ -31,6 +31,7 @@ RUNS = {
     "learned": (*LEARNED, "--label_smoothing", 0.1),
     "swap": (*SWAP, "--swap", "between", "--max_train_steps", 3),
     "best": ("--eval_steps", 1, "--load_best_model_at_end"),
+    "best of each": ("--eval_steps", 1, "--load_best_model_at_end", *SWAP, "--swap", "between", "--max_train_steps", 2),
     "average": ("--average_checkpoints", 2),
     "epochs": ("--checkpointing_steps", "epoch", "--max_train_samples", 60, "--gradient_accumulation_steps", 2),
     "frozen": ("--trainable_parameters", "encoder.*q_proj", "decoder.*fc1", *SWAP),  # the swap renames q_proj
@@ -106,6 +107,48 @@ def test_what_earlier_checkpoints_hold_is_not_looked_for_elsewhere(more, marian,
         (out / "best").rename(tmp_path / "moved")
         with pytest.raises(CollabHeadsError, match=f"{out / 'best'} is gone"):
             run(marian, bilingual, out, *more, *resume)
+
+
+@pytest.mark.slow
+def test_what_is_averaged_is_of_the_same_run_and_whole(marian, bilingual, tmp_path):
+    out, more = tmp_path / "out", ("--max_train_steps", 4, "--checkpointing_steps", 2, "--average_checkpoints", 2)
+    run(marian, bilingual, tmp_path / "other", *more, "--seed", 7)
+    run(marian, bilingual, out, *more)
+    averaged = weights(out)
+    more = (*more, "--resume_from_checkpoint", out / "step_0_4")
+
+    def refused(message, *others):
+        with pytest.raises(CollabHeadsError, match=f"--average_checkpoints 2: .*{message}"):
+            run(marian, bilingual, out, *more, *others)
+        assert differing(weights(out), averaged) == []
+
+    refused("step_0_3", "--checkpointing_steps", 1)
+    (out / "step_0_2").rename(tmp_path / "moved")
+    refused("step_0_2")
+    shutil.copytree(tmp_path / "other" / "step_0_2", out / "step_0_2")
+    refused("step_0_2 is of another run: seed was 7")
+    shutil.rmtree(out / "step_0_2")
+    shutil.copytree(tmp_path / "moved", out / "step_0_2")
+    (out / "step_0_2" / "progress.json").write_text("{")
+    refused("step_0_2")
+    shutil.rmtree(out / "step_0_2")
+    (tmp_path / "moved").rename(out / "step_0_2")
+    run(marian, bilingual, out, *more)
+    assert differing(weights(out), averaged) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ("model.safetensors", "adapter_config.json"))
+def test_a_file_that_the_manifest_does_not_list_is_not_read(name, marian, bilingual, tmp_path):
+    out, more = tmp_path / "out", ("--max_train_steps", 2, "--checkpointing_steps", 1)
+    run(marian, bilingual, out, *more)
+    folder = out / "step_0_2"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"].pop(name, None)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    shutil.copy(marian / "model.safetensors", folder / name)
+    with pytest.raises(CollabHeadsError, match=f"holds {name}, which its manifest.json does not list: move it away"):
+        run(marian, bilingual, out, *more, "--resume_from_checkpoint", folder)
 
 
 @pytest.mark.slow
