@@ -1,5 +1,6 @@
 """AdamW for weights, with a shared second moment for gates."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -71,6 +72,50 @@ class HeadAdamW(torch.optim.AdamW):
             scale = (first["mean_square"] / (1 - slow**step)).sqrt() + group["eps"]
             p -= group["lr"] * (state["exp_avg"] / (1 - decay**step) / scale).to(p.dtype)
 
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Load a state, as torch does, and check that it is one of these parameters.
+
+        torch does not check the shapes of moments, and reads beyond the end of those that are too small.
+
+        Args:
+            state_dict: what `state_dict()` returned.
+
+        Raises:
+            ValueError: if a moment has another shape than its parameter, or is missing; if a number is NaN or inf, or
+                none; if a group is shared and was not, or the other way round.
+        """
+        before = [group.get("shared") for group in self.param_groups]
+        super().load_state_dict(state_dict)
+        for index, (group, shared) in enumerate(zip(self.param_groups, before, strict=True)):
+            if group.get("shared") != shared:
+                raise ValueError(f"'shared' of group {index} is {group.get('shared')!r}, not {shared!r}")
+            for name in ("lr", "eps", "weight_decay"):
+                check_number(f"{name} of group {index}", group.get(name))
+            for number, p in enumerate(group["params"]):
+                self.check_state(f"of parameter {number} in group {index}", p, bool(shared))
+
+    def check_state(self, place: str, parameter: torch.Tensor, shared: bool) -> None:
+        """Raise ValueError unless the state of a parameter, if there is one, fits it.
+
+        Args:
+            place: which parameter it is, for messages.
+            parameter: the parameter.
+            shared: whether its group shares a second moment.
+        """
+        state = self.state.get(parameter, {})
+        needed = {"exp_avg"} if shared else {"exp_avg", "exp_avg_sq"}
+        if missing := needed - state.keys() if "step" in state else ():
+            raise ValueError(f"the state {place} lacks {', '.join(sorted(missing))}")
+        for name, value in state.items():
+            if name in ("step", "mean_square"):
+                check_number(f"{name} {place}", value)
+            elif not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
+                shape = list(getattr(value, "shape", ())) or type(value).__name__
+                raise ValueError(f"{name} {place} is {shape}, and the parameter {list(parameter.shape)}")
+            elif not torch.isfinite(value).all():
+                raise ValueError(f"{name} {place} holds NaN or inf")
+
     def complete_state(self) -> None:
         """Give parameters that have never had a gradient the state that they have before their first step: zeros.
 
@@ -87,3 +132,10 @@ class HeadAdamW(torch.optim.AdamW):
                 if p.requires_grad and not has_state:
                     step = torch.zeros((), device=p.device if on_device else "cpu")
                     self.state[p].update({"step": step} | {name: torch.zeros_like(p) for name in moments})
+
+
+def check_number(what: str, value: object) -> None:
+    """Raise ValueError unless a value is a finite number that is not negative."""
+    is_one = (isinstance(value, torch.Tensor) and value.ndim == 0) or isinstance(value, int | float)
+    if not is_one or isinstance(value, bool) or not 0 <= float(value) < math.inf:  # type: ignore[arg-type]
+        raise ValueError(f"{what} is {value!r:.80}, and no number from 0")

@@ -121,3 +121,39 @@ def test_the_first_of_a_group_may_have_no_gradient():
     optimizer.complete_state()
     assert optimizer.state[first].keys() == {"mean_square", "step", "exp_avg"}
     assert optimizer.state[second].keys() == {"step", "exp_avg"}
+
+
+def stepped():
+    """Two groups, the second shared, with state."""
+    found = parameters((2, 3), (3,))
+    optimizer = HeadAdamW([{"params": found[:1]}, {"params": found[1:], "shared": True}], lr=0.1)
+    set_gradients(found, 0)
+    optimizer.step()
+    return optimizer
+
+
+NAN = torch.tensor([float("nan"), 0, 0])
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    (
+        (
+            lambda state, groups: state[0].update(exp_avg=torch.zeros(1)),
+            r"exp_avg of parameter 0 in group 0 is \[1\], and",
+        ),
+        (lambda state, groups: state[0].update(exp_avg_sq="x"), "exp_avg_sq of parameter 0 in group 0 is str, and"),
+        (lambda state, groups: state[0].pop("exp_avg_sq"), "of parameter 0 in group 0 lacks exp_avg_sq"),
+        (lambda state, groups: state[1].update(exp_avg=NAN), "exp_avg of parameter 0 in group 1 holds NaN or inf"),
+        (lambda state, groups: state[0].update(step=torch.tensor(-1.0)), "step of parameter 0 in group 0 is .*-1"),
+        (lambda state, groups: state[1].update(mean_square="x"), "mean_square of parameter 0 in group 1 is .*no number"),
+        (lambda state, groups: groups[0].update(lr="x"), "lr of group 0 is 'x', and no number from 0"),
+        (lambda state, groups: groups[1].pop("shared"), "'shared' of group 1 is None, not True"),
+    ),
+)
+def test_a_state_of_other_parameters_is_refused(change, message):
+    """torch takes all of these, and reads beyond the end of moments that are too small."""
+    state = stepped().state_dict()
+    change(state["state"], state["param_groups"])
+    with pytest.raises(ValueError, match=message):
+        stepped().load_state_dict(state)

@@ -3,7 +3,7 @@
 import math
 import time
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -160,7 +160,9 @@ class Training:
 
     def resume(self, checkpoint: Path, step: int) -> float | None:
         """Load the state at a step; return the sum of the losses before it, None if that was not recorded."""
+        rates = list(self.schedule.scheduler.base_lrs)
         load_state(self.accelerator, checkpoint)
+        self.check_position(checkpoint, step, rates)
         self.done = step
         progress = load_progress(checkpoint)
         if self.penalty is not None:
@@ -170,6 +172,20 @@ class Training:
                 damaged = f"what it records of the penalty is damaged: {error!r}"
                 raise OutputError(f"{RESUME}: {checkpoint}: {damaged}") from error
         return progress.get("loss_of_phase")
+
+    def check_position(self, checkpoint: Path, step: int, rates: Sequence[float]) -> None:
+        """Raise OutputError unless optimizer and schedule, as they were loaded, are at a step, and the rates theirs."""
+        schedule = self.schedule.scheduler
+        steps = [float(state["step"]) for state in self.optimizer.state.values() if "step" in state]
+        last = schedule.last_epoch
+        processes = self.accelerator.num_processes  # each advances the schedule
+        is_exact = processes == 1 and self.accelerator.mixed_precision != "fp16"  # which skips steps that overflow
+        fits = isinstance(last, int) and (last == step if is_exact else 0 <= last <= step * processes)
+        if not fits or max(steps, default=0) > step or list(schedule.base_lrs) != list(rates):
+            raise OutputError(
+                f"{RESUME}: the state in {checkpoint} is damaged: its schedule or its optimizer is not at step {step}, "
+                f"or begins with other rates than {rates}"
+            )
 
     def begin(self) -> None:
         """Begin or resume an epoch: switch to training mode and start the clock."""

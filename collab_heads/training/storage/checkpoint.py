@@ -81,8 +81,9 @@ def load_state(accelerator: Accelerator, folder: Path) -> None:
         raise OutputError(f"{RESUME}: the state in {folder} does not fit this run: {error}") from error
     finally:
         hook.remove()
-    drawn = read_state(folder / name).get("torch_manual_seed")  # Accelerate is silent where it cannot set them
-    if drawn is None or not torch.equal(torch.get_rng_state(), drawn):
+    states = read_state(folder / name)
+    drawn = states.get("torch_manual_seed") if isinstance(states, Mapping) else None
+    if not isinstance(drawn, torch.Tensor) or not torch.equal(torch.get_rng_state(), drawn):  # Accelerate says nothing
         raise OutputError(f"{RESUME}: {folder / name} is damaged: its random generators could not be set")
 
 
@@ -91,7 +92,10 @@ def read_state(path: Path) -> Mapping:
     try:
         return unpickle(path, map_location="cpu")
     except Exception as error:  # the unpickler raises many kinds on a damaged file
-        raise OutputError(f"{RESUME}: {path} is damaged: {(str(error) or repr(error)).splitlines()[0]}") from error
+        reason = (str(error) or repr(error)).splitlines()[0]
+        if reason.startswith("Weights only"):  # goes on to say how to run what is in the file
+            reason = "it is cut, or holds more than numbers"
+        raise OutputError(f"{RESUME}: {path} is damaged: {reason}") from error
 
 
 def load_progress(folder: Path) -> dict:

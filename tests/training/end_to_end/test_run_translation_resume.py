@@ -11,7 +11,7 @@ from slow_cases import slow
 from translation_script import PROCESSES, SCRATCH, SWAP, as_json, differing, flags, run, translations, weights
 
 from collab_heads import CollabHeadsError
-from collab_heads.files.folders import write_folder
+from collab_heads.files.folders import digest, write_folder
 
 NO_MANIFEST = shutil.ignore_patterns("manifest.json", "translations")
 NOISY = "--dropout 0.2 --word_dropout source=0.1,target=0.2 --word_dropout_with random --label_smoothing 0.1".split()
@@ -135,6 +135,37 @@ def test_what_is_averaged_is_of_the_same_run_and_whole(marian, bilingual, tmp_pa
     (tmp_path / "moved").rename(out / "step_0_2")
     run(marian, bilingual, out, *more)
     assert differing(weights(out), averaged) == []
+
+
+@pytest.mark.slow
+def test_states_that_are_none_of_this_run_are_refused(marian, bilingual, tmp_path):
+    """Their digests are as the manifest says, as in a folder from a stranger."""
+    out, more = tmp_path / "out", ("--max_train_steps", 2, "--checkpointing_steps", 1)
+    run(marian, bilingual, out, *more)
+    folder = out / "step_0_1"
+    shutil.copytree(folder, tmp_path / "kept")
+    for name, change, message in (
+        (
+            "optimizer.bin",
+            lambda state: state["state"][0].update(exp_avg=torch.zeros(3)),
+            "does not fit this run: exp_avg",
+        ),
+        ("optimizer.bin", lambda state: state["state"][0].update(step=torch.tensor(1e30)), "is not at step 1"),
+        ("scheduler.bin", lambda state: state.update(last_epoch=0), "is not at step 1"),
+        ("scheduler.bin", lambda state: state.update(last_epoch="x"), "is not at step 1"),
+        ("scheduler.bin", lambda state: state.update(base_lrs=[1e9]), "begins with other rates"),
+        ("random_states_0.pkl", lambda state: state.update(torch_manual_seed="x"), "could not be set"),
+        ("random_states_0.pkl", None, "could not be set"),
+    ):
+        state = torch.load(folder / name, weights_only=False)
+        torch.save([1] if change is None else change(state) or state, folder / name)
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["files"][name] = digest(folder / name)
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        with pytest.raises(CollabHeadsError, match=message):
+            run(marian, bilingual, out, *more, "--resume_from_checkpoint", folder)
+        shutil.rmtree(folder)
+        shutil.copytree(tmp_path / "kept", folder)
 
 
 @pytest.mark.slow
