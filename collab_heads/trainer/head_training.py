@@ -16,7 +16,7 @@ from collab_heads.base.checks import is_number
 from collab_heads.base.processes import agreed
 from collab_heads.base.wrappers import has_adapters, model_inside
 from collab_heads.contract.registry import get_adapter
-from collab_heads.errors import ArgumentError, DataError
+from collab_heads.errors import ArgumentError, CollabHeadsError, DataError
 from collab_heads.heads.alpha import mixed_sites
 from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
@@ -210,7 +210,7 @@ class HeadTraining(TrainerCallback, ExportableState):
         """Return the state of the heads for a checkpoint, as a dict for JSON."""
         progress = self.progress if self.penalty is None else self.penalty.state_dict()
         rotation = None if self.rotation is None else self.rotation.state_dict()
-        return {"args": {}, "attributes": {"penalty": progress, "rotation": rotation}}
+        return {"args": {}, "attributes": {"penalty": progress, "rotation": rotation, "rates": self.rates}}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Load the "attributes" of a dict that `state` returned, to resume its training.
@@ -228,8 +228,28 @@ class HeadTraining(TrainerCallback, ExportableState):
                 self.penalty.load_state_dict(penalty)
             if self.rotation is not None and rotation is not None:
                 self.rotation.load_state_dict(rotation)
-        except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
+            if isinstance(error, CollabHeadsError):
+                raise
             raise DataError(f"what trainer_state.json records of the heads is damaged: {error!r:.200}") from error
+
+    def check_resumed(self, recorded: Mapping[str, Any]) -> None:
+        """Raise ArgumentError if a checkpoint is of a training with other parts, or other rates of gates and alphas.
+
+        Args:
+            recorded: the "attributes" of a dict that `state` returned.
+        """
+        for name, part in (("penalty", self.penalty), ("rotation", self.rotation)):
+            was, is_there = recorded.get(name) is not None, part is not None
+            if was != is_there:
+                raise ArgumentError(
+                    f"the checkpoint was written {'with' if was else 'without'} a {name}, and this {type(self).__name__} "
+                    f"has {'one' if is_there else 'none'}: go on with what the training began with"
+                )
+        if (before := recorded.get("rates", self.rates)) != self.rates:
+            raise ArgumentError(
+                f"the rates were {before!r:.200} and are {self.rates}: go on with those of the beginning"
+            )
 
     def on_init_end(self, args, state, control, **kwargs):
         """Raise ArgumentError if this is one of the Trainer's `callbacks`: these cannot change its loss."""
@@ -238,7 +258,10 @@ class HeadTraining(TrainerCallback, ExportableState):
     def on_train_begin(self, args, state, control, **kwargs):
         """Load the state of the heads, which is that of the checkpoint if the training is resumed."""
         _ = self.trainer  # raises if this came by `add_callback`, without `attach`
-        self.load_state(state.stateful_callbacks[type(self).__name__]["attributes"])
+        recorded = state.stateful_callbacks[type(self).__name__]["attributes"]
+        if state.global_step:
+            self.check_resumed(recorded)
+        self.load_state(recorded)
         self.epoch = int(state.epoch or 0)
 
     def on_epoch_begin(self, args, state, control, model=None, optimizer=None, **kwargs):

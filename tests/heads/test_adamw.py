@@ -146,7 +146,10 @@ NAN = torch.tensor([float("nan"), 0, 0])
         (lambda state, groups: state[0].pop("exp_avg_sq"), "of parameter 0 in group 0 lacks exp_avg_sq"),
         (lambda state, groups: state[1].update(exp_avg=NAN), "exp_avg of parameter 0 in group 1 holds NaN or inf"),
         (lambda state, groups: state[0].update(step=torch.tensor(-1.0)), "step of parameter 0 in group 0 is .*-1"),
-        (lambda state, groups: state[1].update(mean_square="x"), "mean_square of parameter 0 in group 1 is .*no number"),
+        (
+            lambda state, groups: state[1].update(mean_square="x"),
+            "mean_square of parameter 0 in group 1 is .*no number",
+        ),
         (lambda state, groups: groups[0].update(lr="x"), "lr of group 0 is 'x', and no number from 0"),
         (lambda state, groups: groups[1].pop("shared"), "'shared' of group 1 is None, not True"),
     ),

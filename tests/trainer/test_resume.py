@@ -102,6 +102,52 @@ def test_another_training_is_not_gone_on_with(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "began, goes_on, message",
+    (
+        ({"gate_weight": 0.05, "rotation": "random"}, {"gate_weight": 0.05}, "with a rotation, .* has none"),
+        ({"gate_weight": 0.05}, {"gate_weight": 0.05, "rotation": "random"}, "without a rotation, .* has one"),
+        ({"disagreement": 0.1, "rotation": "random"}, {"rotation": "random"}, "with a penalty, .* has none"),
+        ({"rotation": "random"}, {"disagreement": 0.1, "rotation": "random"}, "without a penalty, .* has one"),
+        ({"gate_weight": 0.05}, {"gate_weight": 0.05, "gate_lr": 0.5}, "gate_lr': 0.1.* and are .*'gate_lr': 0.5"),
+    ),
+)
+def test_a_training_goes_on_with_what_it_began_with(began, goes_on, message, tmp_path):
+    def trainer(options):
+        policy = options.get("rotation")
+        heads = head_training(**{**options, "rotation": policy and HeadRotation(policy=policy, count=2)})
+        model = gated(classifier()) if "gate_weight" in options else classifier()
+        return trainer_of(model, tmp_path, heads, save_strategy="steps", save_steps=4)
+
+    trainer(began).train()
+    with pytest.raises(ArgumentError, match=message):
+        trainer(goes_on).train(resume_from_checkpoint=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "change, message",
+    (
+        (lambda gates: gates.update(done=-1), "-1 steps are done"),
+        (lambda gates: gates.update(done=float("nan")), "nan steps are done"),
+        (lambda gates: gates["log_alpha"][0].__setitem__(0, float("inf")), "gates hold NaN or inf"),
+        (lambda gates: gates["log_alpha"][0].__setitem__(0, "x"), "is damaged"),
+    ),
+)
+def test_damaged_progress_is_seen(change, message, tmp_path):
+    def trainer():
+        return trainer_of(gated(classifier()), tmp_path, exact(), save_strategy="steps", save_steps=4)
+
+    trainer().train()
+    (file,) = tmp_path.glob("checkpoint-4/trainer_state.json")
+    state = json.loads(file.read_text())
+    change(state["stateful_callbacks"]["HeadTraining"]["attributes"]["penalty"]["gates"])
+    file.write_text(json.dumps(state))
+    with pytest.raises((ArgumentError, DataError), match=message):
+        trainer().train(resume_from_checkpoint=str(file.parent))
+
+
+@pytest.mark.slow
 def test_only_safetensors_and_json_of_ours(tmp_path):
     """What transformers writes itself is torch's; heads add nothing to it."""
     saving = {"save_strategy": "steps", "save_steps": 4}

@@ -35,6 +35,7 @@ from collab_heads.heads.penalty.parts import (
     PenaltyPart,
     check_state,
     check_trainable,
+    finite,
     role_weights,
 )
 from collab_heads.layers.alphas import HeadAlphas
@@ -178,5 +179,6 @@ class AlphaPenalty(PenaltyPart):
         check_state(state, self.state_dict(), {"done", "before"})
         if len(state["before"]) != len(self.alphas):
             raise ArgumentError(f"this is not the state of this penalty: {len(state['before'])} norms of alphas")
+        before = finite(state["before"], "norms of alphas")
         self.done, self.norms_now = state["done"], self.norms()
-        self.norms_before = self.norms_now.new_tensor(state["before"])
+        self.norms_before = before.to(self.norms_now)

@@ -19,7 +19,14 @@ from collab_heads.base.checks import check_seed, is_count, is_number
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError, ModelStateError
 from collab_heads.heads.gating import gated_sites, learn_as
-from collab_heads.heads.penalty.parts import LearningRates, PenaltyOptions, PenaltyPart, check_state, check_trainable
+from collab_heads.heads.penalty.parts import (
+    LearningRates,
+    PenaltyOptions,
+    PenaltyPart,
+    check_state,
+    check_trainable,
+    finite,
+)
 from collab_heads.heads.selection import (
     Target,
     check_scores,
@@ -254,7 +261,7 @@ class GatePenalty(PenaltyPart):
         if stored_sizes != sizes:
             raise ArgumentError(f"this is not the state of this penalty: gates {stored_sizes}, not {sizes}")
         for gates, values in zip(self.gates, state["log_alpha"], strict=True):
-            gates.log_alpha.copy_(torch.tensor(values))
+            gates.log_alpha.copy_(finite(values, "gates"))
         self.done = state["done"]
         if self.subsets is not None:
             self.subsets.draw(self.done)

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from collab_heads.base.checks import check_choice, is_number
+from collab_heads.base.checks import MAX_SIZE, check_choice, is_index, is_number
 from collab_heads.base.option_values import LossKind as LossKind
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError
@@ -137,3 +138,13 @@ def check_state(stored: Mapping, current: Mapping, progress: set[str]) -> None:
     if differing := sorted(name for name in current.keys() - progress if stored.get(name) != current[name]):
         names = ", ".join(f"{name} {stored.get(name)!r}, not {current[name]!r}" for name in differing)
         raise ArgumentError(f"this is not the state of this penalty: {names}")
+    if "done" in progress and not is_index(stored["done"], MAX_SIZE):
+        raise ArgumentError(f"this is not the state of this penalty: {stored['done']!r:.80} steps are done")
+
+
+def finite(values: Iterable[Any], what: str) -> Tensor:
+    """Return a list of numbers as a tensor; raise ArgumentError, naming what they are, unless all are finite."""
+    found = torch.tensor(list(values), dtype=torch.float64)
+    if not torch.isfinite(found).all():
+        raise ArgumentError(f"this is not the state of this penalty: its {what} hold NaN or inf")
+    return found

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from collab_heads.analysis.inspect import inspect
 from collab_heads.base.processes import agreed
 from collab_heads.contract.registry import get_adapter
+from collab_heads.errors import OutputError
 from collab_heads.heads.fold import fold_heads
 from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
@@ -21,6 +22,7 @@ from collab_heads.training.runs import head_changes
 from collab_heads.training.runs.analysis import GateRecorder, HeadWatch, save_report, save_statistics
 from collab_heads.training.runs.head_changes import check_rotating_sites, rotation_of
 from collab_heads.training.runs.learner import Learner
+from collab_heads.training.storage.checkpoint import RESUME
 
 
 class HeadSteps:
@@ -57,7 +59,9 @@ class HeadSteps:
             rotation.check(self.learner.model, self.steps.epochs_begun)
             if self.session.checkpoint is None:
                 check_rotating_sites(self.args, self.learner.model, rotation)
-            if state := self.session.progress.get("rotation"):
+            if (folder := self.session.checkpoint) is not None:
+                if (state := self.session.progress.get("rotation")) is None:
+                    raise OutputError(f"{RESUME}: {folder} is damaged: it does not say which heads have changed places")
                 rotation.load_state_dict(state)
         return rotation
 
