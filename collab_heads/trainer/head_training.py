@@ -243,8 +243,8 @@ class HeadTraining(TrainerCallback, ExportableState):
             was, is_there = recorded.get(name) is not None, part is not None
             if was != is_there:
                 raise ArgumentError(
-                    f"the checkpoint was written {'with' if was else 'without'} a {name}, and this {type(self).__name__} "
-                    f"has {'one' if is_there else 'none'}: go on with what the training began with"
+                    f"the checkpoint was written {'with' if was else 'without'} a {name}, and this "
+                    f"{type(self).__name__} has {'one' if is_there else 'none'}: go on with what the training began with"
                 )
         if (before := recorded.get("rates", self.rates)) != self.rates:
             raise ArgumentError(
