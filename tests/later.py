@@ -12,7 +12,7 @@ class Later:
     """
 
     def __init__(self, name: str, *, optional: bool = False) -> None:
-        self.__dict__.update(_name=name, _optional=optional)
+        self.__dict__.update(_name=name, _optional=optional, _replaced={})
 
     def __getattr__(self, attribute: str) -> object:
         if attribute.startswith("_"):  # pytest looks for marks of its own
@@ -21,7 +21,14 @@ class Later:
         return getattr(found, attribute)
 
     def __setattr__(self, attribute: str, value: object) -> None:
-        setattr(importlib.import_module(self._name), attribute, value)
+        module = importlib.import_module(self._name)
+        self._replaced.setdefault(attribute, getattr(module, attribute))
+        setattr(module, attribute, value)
+
+    def __delattr__(self, attribute: str) -> None:
+        """Set what was there at first again: so pytest's `monkeypatch` undoes what is no entry of an object's own."""
+        if attribute in self._replaced:  # not if it was set twice, and is set again already
+            setattr(importlib.import_module(self._name), attribute, self._replaced.pop(attribute))
 
 
 run_glue, run_translation, run_image_classification = map(

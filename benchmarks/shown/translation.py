@@ -22,6 +22,13 @@ def nmt_patient_both() -> str:
     return shown(rows, columns | {"over as many learned ones": ("over", "")})
 
 
+@made
+def nmt_patient_again() -> str:
+    """Return the rows of a second seed, with an original of their own."""
+    columns = {"heads, a second seed": ("patient", ""), "kept": ""} | ROLE_COUNTS | CONTINUED
+    return shown(stored("nmt_patient_both")["again"]["rows"], columns)
+
+
 plain("nmt_mixing_both", "nmt_mixing_both", {"continued": ("mixing", "")} | CONTINUED)
 plain("nmt_risk_both", "nmt_risk_both", {"trained on": ("risk", "")} | CONTINUED)
 plain("nmt_born_both", "nmt_born_both", {"from scratch": ("born", "")} | CONTINUED)

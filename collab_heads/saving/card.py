@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import transformers
 from huggingface_hub import ModelCard, ModelCardData, try_to_load_from_cache
@@ -26,6 +27,7 @@ from collab_heads.saving.source_files import CLASSES, encoder_class, encoder_sou
 from collab_heads.sites.record import FIELD, GRIDS, CollabConfig, configs_in, trimmed_vocabulary
 from collab_heads.sites.state import SiteState
 
+T = TypeVar("T")
 LIBRARY, ENCODERS, TAG = "transformers", "sentence-transformers", "collab-heads"
 # part of a site's state -> tag of a model that has it
 TAGS = {"query_key": "low-rank-attention", "kept": "pruned-heads", "gates": "gated-heads", "alphas": "mixed-heads"}
@@ -51,10 +53,10 @@ def changes(config: PretrainedConfig, name: str, encoder: str | None) -> str:
     """Return the section on what is changed in a model and on how to load it."""
     states, bits = changed_states(config), getattr(config, GRIDS, None) or {}
     key_heads = getattr(config.get_text_config(), "num_key_value_heads", None)
-    rows = [row(path, state, key_heads) for path, state in states.sites.items()]
+    rows = [row(path, state, key_heads) for path, state in in_order(states.sites)]
     of_blocks = [
         [f"`{path}`", state.role, f"{state.neurons} ({state.num_neurons})"]
-        for path, state in states.feed_forwards.items()
+        for path, state in in_order(states.feed_forwards)
     ]
     tables = [table(HEADER, rows) if rows else "", table(BLOCK_HEADER, of_blocks) if of_blocks else ""]
     return "\n".join(
@@ -69,6 +71,13 @@ def changes(config: PretrainedConfig, name: str, encoder: str | None) -> str:
             "",
             "\n\n".join(filter(None, tables)),
         ]
+    )
+
+
+def in_order(states: Mapping[str, T]) -> list[tuple[str, T]]:
+    """Return the states of sites by their paths, layers by number; a config that was saved has them by letters."""
+    return sorted(
+        states.items(), key=lambda item: [part.zfill(8) if part.isdigit() else part for part in item[0].split(".")]
     )
 
 

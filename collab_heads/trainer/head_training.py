@@ -244,7 +244,7 @@ class HeadTraining(TrainerCallback, ExportableState):
             if was != is_there:
                 raise ArgumentError(
                     f"the checkpoint was written {'with' if was else 'without'} a {name}, and this "
-                    f"{type(self).__name__} has {'one' if is_there else 'none'}: go on with what the training began with"
+                    f"{type(self).__name__} has {'one' if is_there else 'none'}: go on with what it began with"
                 )
         if (before := recorded.get("rates", self.rates)) != self.rates:
             raise ArgumentError(

@@ -276,3 +276,9 @@ def test_the_card_of_transformers_is_as_it_is_known(request):
 
     patched.setattr(hub.ModelCard, "load", none)
     assert is_generated(hub.create_and_tag_model_card("me/small", []))
+
+
+def test_layers_stand_in_their_order():
+    """A config that was saved has its sites by letters: layer 10 before layer 2."""
+    paths = [f"{side}.layers.{layer}.{part}" for side in ("decoder", "encoder") for layer in (2, 10) for part in "ab"]
+    assert card.in_order(dict.fromkeys(sorted(paths), 1)) == [(path, 1) for path in paths]

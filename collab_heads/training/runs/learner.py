@@ -123,6 +123,9 @@ class Learner(ABC):
     def save_model(self, model: PreTrainedModel, folder: Path) -> None:
         """Save the model, and its tokenizer or image processor, for `from_pretrained`."""
         model.save_pretrained(folder)
+        if (fast := getattr(self.preparer, "backend_tokenizer", None)) is not None:
+            fast.no_truncation()  # calls leave their limits there, which a save would keep
+            fast.no_padding()
         self.preparer.save_pretrained(folder)
 
     @property

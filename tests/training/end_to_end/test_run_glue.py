@@ -192,8 +192,12 @@ def test_resuming_in_one_process(more, resumed, bert, files, tmp_path):
     more, out = more.split(), tmp_path / "out"
     whole = run(bert, files, out, *more)
     expected = load_file(out / "model.safetensors")
+    names = ("config.json", "tokenizer.json", "tokenizer_config.json", "README.md")
+    names = [name for name in names if (out / name).exists()]
+    texts = {name: (out / name).read_text(encoding="utf-8") for name in names}
     for folder in checkpoints(out, resumed, count=2):
         found = run(bert, files, out, *more, "--resume_from_checkpoint", folder)
+        assert {name: (out / name).read_text(encoding="utf-8") for name in names} == texts
         assert found["history"] == whole["history"]
         losses = [entry["train_loss"] for entry in whole["train"]]
         assert [entry["train_loss"] for entry in found["train"]] == pytest.approx(losses, rel=FP64_SUM)
