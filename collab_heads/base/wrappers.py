@@ -14,7 +14,7 @@ _CHANGE_INSTEAD = {
     "DeepSpeedEngine": "swap before deepspeed.initialize",
     "OptimizedModule": "swap before torch.compile (the original is model._orig_mod)",
     "PeftModel": "swap the base model before adding adapters, or merge_and_unload() them first",
-    "ModelInEngine": "load the model that was exported, and export it again",
+    (IN_ENGINE := "ModelInEngine"): "load the model that was exported, and export it again",
 }
 MERGE_FIRST = _CHANGE_INSTEAD["PeftModel"]
 # Class name of an object that works with a changed model inside, too -> where that model is.
@@ -38,6 +38,11 @@ def check_model(model: object) -> None:
     where = path_inside(model) if isinstance(model, nn.Module) else None
     hint = "" if where is None else f"; there is one inside: pass model.get_submodule({where!r})"
     raise UnsupportedModelError(f"expected a transformers PreTrainedModel, got {type(model).__name__}{hint}")
+
+
+def is_in_engine(model: object) -> bool:
+    """Return True for an exported model, which is a transformers model without weights."""
+    return any(base.__name__ == IN_ENGINE for base in type(model).__mro__)
 
 
 def check_passed(model: object) -> None:

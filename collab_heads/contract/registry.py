@@ -7,7 +7,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import did_you_mean, is_list
-from collab_heads.base.wrappers import check_model
+from collab_heads.base.wrappers import check_model, is_in_engine
 from collab_heads.contract.adapter import AttentionAdapter, Capability
 from collab_heads.contract.model_forms import Blueprint, CTranslate2Form, GgufForm, ImageBlueprint
 from collab_heads.errors import ArgumentError, UnsupportedModelError
@@ -168,7 +168,8 @@ def get_adapter(
         UnsupportedModelError: if there is no adapter for the model, the adapter finds no attention, or it lacks the
             capability.
     """
-    check_model(model)
+    if not isinstance(model, PreTrainedModel) or is_in_engine(model):
+        check_model(model)
     if adapter is None:
         adapter = adapter_for_config(model.config)
     elif isinstance(adapter, type) and issubclass(adapter, AttentionAdapter):
