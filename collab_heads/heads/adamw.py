@@ -87,13 +87,13 @@ class HeadAdamW(torch.optim.AdamW):
         """
         before = [group.get("shared") for group in self.param_groups]
         super().load_state_dict(state_dict)
-        for index, (group, shared) in enumerate(zip(self.param_groups, before, strict=True)):
-            if group.get("shared") != shared:
-                raise ValueError(f"'shared' of group {index} is {group.get('shared')!r}, not {shared!r}")
+        for index, (group, was) in enumerate(zip(self.param_groups, before, strict=True)):
+            if (now := group.get("shared")) != was:
+                raise ValueError(f"'shared' of group {index} is {now!r}, not {was!r}")
             for name in ("lr", "eps", "weight_decay"):
                 check_number(f"{name} of group {index}", group.get(name))
             for number, p in enumerate(group["params"]):
-                self.check_state(f"of parameter {number} in group {index}", p, bool(shared))
+                self.check_state(f"of parameter {number} in group {index}", p, bool(was))
 
     def check_state(self, place: str, parameter: torch.Tensor, shared: bool) -> None:
         """Raise ValueError unless the state of a parameter, if there is one, fits it.

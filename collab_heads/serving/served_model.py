@@ -147,9 +147,9 @@ class ServedModel(ModelInEngine, GenerationMixin):
         given = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids, **inputs}
         given |= {"decoder_input_ids": decoder_input_ids, "encoder_outputs": encoder_outputs}
         past = past_key_values if cache is None else cache
-        check_cache(past)
         if not self.caches:
             return self.run(SINGLE, given | {CACHE: past})
+        check_cache(past)
         is_new = past is None or not past.get_seq_length()
         if self.config.is_encoder_decoder:
             return self.continue_target(given, None if is_new else past)
