@@ -87,8 +87,9 @@ class HeadAdamW(torch.optim.AdamW):
         """
         before = [group.get("shared") for group in self.param_groups]
         super().load_state_dict(state_dict)
-        for index, (group, was) in enumerate(zip(self.param_groups, before, strict=True)):
-            if (now := group.get("shared")) != was:
+        after = [group.get("shared") for group in self.param_groups]
+        for index, (group, was, now) in enumerate(zip(self.param_groups, before, after, strict=True)):
+            if now != was:
                 raise ValueError(f"'shared' of group {index} is {now!r}, not {was!r}")
             for name in ("lr", "eps", "weight_decay"):
                 check_number(f"{name} of group {index}", group.get(name))
