@@ -39,6 +39,25 @@ def python(hub, home, *arguments):
     return done.stdout
 
 
+EXPORTED = """
+import sys
+from collab_heads import export, load_exported
+from families import FAMILIES
+export(FAMILIES["bert"].build(), sys.argv[1])
+load_exported(sys.argv[1], threads=1).push_to_hub("served")
+"""
+
+
+def test_an_exported_model_is_uploaded_whole(tmp_path):
+    pytest.importorskip("jinja2", reason="huggingface_hub needs it for new cards")
+    pytest.importorskip("transformers.exporters.runners", reason="exports of graphs need transformers 5.23")
+    with fake_hub.running() as hub:
+        python(hub, tmp_path, "-c", EXPORTED, tmp_path / "served")
+    uploaded = hub.repositories["me/served"]
+    for file in (tmp_path / "served").iterdir():
+        assert file.name == "README.md" or bytes(uploaded[file.name]) == file.read_bytes(), file.name
+
+
 def test_what_is_uploaded_and_what_comes_back(tmp_path):
     pytest.importorskip("jinja2", reason="huggingface_hub needs it for new cards")
     with fake_hub.running() as hub:
