@@ -216,6 +216,17 @@ def test_a_staged_model_does_not_leave_the_folder(out, home):
     assert texts(home) == before
 
 
+def test_nothing_is_moved_in_from_behind_a_link(out, home):
+    before = texts(home)
+    (out / "sub").unlink()
+    staged = {"collab_heads_manifest": 1, "files": {"sub/config.json": digest(home / "config.json")}}
+    write(out / "model.staged" / "manifest.json", json.dumps(staged))
+    (out / "model.staged" / "sub").symlink_to(home)
+    with pytest.raises(OutputError, match="leads out of"):
+        Output(out).recover()
+    assert texts(home) == before
+
+
 @pytest.mark.parametrize("name", ("translations", "logs", "best"))
 def test_a_linked_subfolder_is_refused(name, out, home):
     (out / name).exists() and (out / name).rename(out / "moved")
