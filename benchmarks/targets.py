@@ -121,8 +121,9 @@ TARGETS: dict[str, Target] = {
             'bytes.py --draws 0 --methods "trimmed, compress, 8, 4 and 3 bits" '
             '"trimmed, compress, 8, 4 and 3 bits, distilled"',
             f"bytes.py $MPNET --draws 0 --methods {PLANNED} --sizes 50",
+            'bytes.py $MPNET --draws 0 --methods "export, int8" "ONNX Runtime, int8, by column"',
         ),
-        "at least 1 hour 36 minutes",
+        "at least 2 hours",
     ),
     "translation-bytes": Target(
         (
