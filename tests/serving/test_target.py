@@ -51,6 +51,8 @@ def assert_unchanged(before):
 )
 def test_the_process_is_left_as_it_was(to, tmp_path):
     """CTranslate2 leaves one thread to PyTorch. What is imported the first time may register itself."""
+    if to == "executorch":
+        pytest.importorskip("executorch", reason="ExecuTorch is not installed")
     model = FAMILIES["distilbert"].build().base_model.eval()
     export(model, tmp_path / "first", to)
     threads = torch.get_num_threads()
