@@ -16,13 +16,13 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.extras import check_extra
 from collab_heads.base.option_values import ExportTarget
-from collab_heads.contract.registry import is_lone_decoder
 from collab_heads.errors import ArgumentError, CollabHeadsError, DataError, UnsupportedModelError
 from collab_heads.layers.attention import CACHE
 from collab_heads.layers.weight_grid import OF_ROWS
 from collab_heads.serving.comparison import compare, naming_outputs
 from collab_heads.serving.example_inputs import whole_cache
 from collab_heads.serving.exported_folder import CACHES, DECODER, ENCODER, SINGLE
+from collab_heads.serving.fusions_in_onnx import keep_additions_apart
 from collab_heads.serving.grids_in_graphs import Grids, pack_openvino
 from collab_heads.serving.grids_in_onnx import pack_onnx
 from collab_heads.serving.loading import check_exporters, load_exported
@@ -71,6 +71,9 @@ class Graph(Target):
     def pack(self, program: Any, grids: Grids) -> None:
         """Pack the weights of a graph that lie on grids; without this they are floating-point numbers."""
 
+    def tune(self, program: Any) -> None:
+        """Write a graph as its engine runs it fastest; without this it stays as it is."""
+
     def finish(self, folder: Path, graphs: Collection[str]) -> None:
         """Finish what was written."""
 
@@ -93,10 +96,11 @@ class Graph(Target):
             generation = self.generation(model) if model.can_generate() else None
             if generation is not None:  # the graph decodes with a cache, whatever the config says
                 generation.use_cache = config.get_text_config().use_cache = True
-            grids = Grids(model, OF_ROWS if int8 else None, by_token=is_lone_decoder(model.config))
-            if grids.bits or int8:
-                for component in components.values():
+            grids = Grids(model, OF_ROWS if int8 else None)
+            for component in components.values():
+                if grids.bits or int8:
                     self.pack(component.program, grids)
+                self.tune(component.program)
             ExportedModel(components, self.exporter().export_format, config, generation).save_pretrained(folder)
             self.finish(folder, components)
         if caches:
@@ -174,6 +178,9 @@ class Onnx(Graph):
 
     def pack(self, program, grids):
         pack_onnx(program, grids)
+
+    def tune(self, program):
+        keep_additions_apart(program)
 
     def finish(self, folder, graphs):
         if DECODER in graphs:

@@ -42,6 +42,9 @@ class TransformersJs(Onnx):
 
     name: ClassVar[ExportTarget] = "transformers.js"
 
+    def tune(self, program):
+        """Leave the graph: engines in browsers run sums of numbers on the processor, away from the rest."""
+
     def settle(self, model, folder, int8):
         """Rename the inputs and outputs of the graphs, and move them; what others read beside them goes."""
         import onnx

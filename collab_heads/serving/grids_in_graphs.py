@@ -5,9 +5,9 @@ its content. What takes its place computes the same numbers, so outputs equal th
 codes of four and eight bits: a code of three bits takes four, but in the file for ONNX Runtime.
 
 "In integers" means that the weights that lie on no grid are rounded to eight bits, and that products with eight bits
-are those of integers: the engine rounds the states to eight bits, too, over the range that they have at the time. In
-language models the first token is often a hundred times as large as the others, which this would round to nothing: the
-states of each token get a range of their own there ("by token").
+are those of integers: the states are rounded to eight bits, too, each token over a range of its own. So what a model
+makes of a text does not depend on the texts beside it. In language models the first token is often a hundred times as
+large as the others, which one range would round to nothing.
 
 Shapes: D outputs, n inputs, K blocks.
 """
@@ -44,7 +44,6 @@ class Grids:
         model: the model.
         others: the bits to which other weights are rounded; None leaves them as they are. With 8, products with eight
             bits are of integers.
-        by_token: whether each token of states that are rounded has a range of its own.
 
     Attributes:
         packed: the names of those that were packed.
@@ -53,8 +52,8 @@ class Grids:
         rounded: the number of other weights that were rounded.
     """
 
-    def __init__(self, model: nn.Module, others: int | None = None, *, by_token: bool = False):
-        self.others, self.in_integers, self.rounded, self.by_token = others, others == OF_ROWS, 0, by_token
+    def __init__(self, model: nn.Module, others: int | None = None):
+        self.others, self.in_integers, self.rounded = others, others == OF_ROWS, 0
         self.by_content: dict[tuple, Found] = {}
         self.bits: dict[str, int] = {}
         self.left: list[str] = []

@@ -13,6 +13,7 @@ from collab_heads.serving.grids_in_graphs import Found, Grids, packed_codes
 
 DOMAIN, WITH_OPERATORS = "com.microsoft", (1, 23)  # of ONNX Runtime: for weights in blocks
 SMALLEST = np.finfo(np.float32).tiny  # what tokens of zeros are divided by
+STEP, ZERO = np.array(1 / 127, dtype=np.float32), np.array(128, dtype=np.uint8)  # of numbers between -1 and 1
 # two codes of three bits, which count from -4, in six bits -> the same in eight bits, where they count from -8
 OF_PAIRS = np.array([(pair % 8 + 4) | (pair // 8 + 4) << 4 for pair in range(64)], dtype=np.uint8)
 
@@ -63,7 +64,7 @@ class OnnxWeight:
 
     def __init__(self, graph: Any, found: Found, grids: Grids, start: list):
         self.graph, self.name, self.grid, self.start = graph, found.name, found.grid, start
-        self.in_integers, self.by_token = grids.in_integers, grids.by_token
+        self.in_integers = grids.in_integers
         self.is_of_rows = found.grid.bits == OF_ROWS
         self.outputs, self.inputs = found.grid.codes.shape
 
@@ -128,32 +129,24 @@ class OnnxWeight:
     def integer_product(self, states: Any, bias: Any) -> list:
         """Return the nodes that round states [..., n] to eight bits, and multiply them by the weight as integers.
 
-        The engine rounds all states over one range. By token, each is divided by its largest number before, and
-        multiplied by it after. Products of the same states round them once: the engine merges equal nodes.
+        Each token is divided by its largest number, [..., 1], before, and multiplied by it after: the engine's own
+        operator rounds all of them over one range. Products of the same states round them once, as the engine merges
+        equal nodes.
         """
         import onnx_ir
 
-        before = self.divided_by_size(states) if self.by_token else []
-        rounded = onnx_ir.node("DynamicQuantizeLinear", [before[-1].outputs[0] if before else states], num_outputs=3)
-        codes, scale, zero = rounded.outputs
-        joined = [None, bias] if bias and not before else []
-        inputs = [codes, self.turned, scale, self.scale_of_outputs, zero, *joined]
-        nodes = [*before, rounded, onnx_ir.node("MatMulIntegerToFloat", inputs, domain=DOMAIN)]
-        if before:
-            nodes.append(onnx_ir.node("Mul", [nodes[-1].outputs[0], before[-1].inputs[1]]))
-            if bias:
-                nodes.append(onnx_ir.node("Add", [nodes[-1].outputs[0], bias]))
-        return nodes
-
-    def divided_by_size(self, states: Any) -> list:
-        """Return the nodes that divide each token of states [..., n] by its largest number, [..., 1]."""
-        import onnx_ir
-
-        sizes = onnx_ir.node("Abs", [states])
-        axes, least = self.constant("axes", np.array([-1])), self.constant("least", np.array(SMALLEST))
-        largest = onnx_ir.node("ReduceMax", [sizes.outputs[0], axes], {"keepdims": 1})
-        divisor = onnx_ir.node("Max", [largest.outputs[0], least])
-        return [sizes, largest, divisor, onnx_ir.node("Div", [states, divisor.outputs[0]])]
+        axes, least = self.shared("integers.axes", np.array([-1])), self.shared("integers.least", np.array(SMALLEST))
+        step, zero = self.shared("integers.step", STEP), self.shared("integers.zero", ZERO)
+        highest, lowest = (onnx_ir.node(f"Reduce{end}", [states, axes], {"keepdims": 1}) for end in ("Max", "Min"))
+        turned = onnx_ir.node("Neg", lowest.outputs)
+        size = onnx_ir.node("Max", [*highest.outputs, *turned.outputs, least])
+        divided = onnx_ir.node("Div", [states, *size.outputs])
+        rounded = onnx_ir.node("QuantizeLinear", [*divided.outputs, step, zero])
+        inputs = [*rounded.outputs, self.turned, step, self.scale_of_outputs, zero]
+        product = onnx_ir.node("MatMulIntegerToFloat", inputs, domain=DOMAIN)
+        nodes = [highest, lowest, turned, size, divided, rounded, product]
+        nodes.append(onnx_ir.node("Mul", [*product.outputs, *size.outputs]))
+        return [*nodes, onnx_ir.node("Add", [*nodes[-1].outputs, bias])] if bias else nodes
 
     @functools.cached_property
     def codes(self) -> Any:
@@ -232,10 +225,13 @@ class OnnxWeight:
         return self.start[-1].outputs[0]
 
     def constant(self, name: str, numbers: np.ndarray) -> Any:
-        """Return numbers that the file stores; those of one name are the same."""
+        """Return numbers of this weight that the file stores; those of one name are the same."""
+        return self.shared(f"{self.name}.{name}", numbers)
+
+    def shared(self, name: str, numbers: np.ndarray) -> Any:
+        """Return numbers of all weights that the file stores, the same."""
         import onnx_ir
 
-        name = f"{self.name}.{name}"
         if name not in self.graph.initializers:
             shape, tensor = onnx_ir.Shape(numbers.shape), onnx_ir.tensor(numbers, name=name)
             self.graph.register_initializer(onnx_ir.Value(name=name, const_value=tensor, shape=shape))

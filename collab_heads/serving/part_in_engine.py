@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from collab_heads.base.extras import check_extra
 from collab_heads.base.option_values import Engine, ExportTarget
 from collab_heads.errors import ModelStateError, UnsupportedModelError
+from collab_heads.serving.fusions_in_onnx import keep_additions_apart
 from collab_heads.serving.graph_engines import ENGINES as GRAPHS
 from collab_heads.serving.grids_in_graphs import Grids, pack_openvino
 from collab_heads.serving.grids_in_onnx import pack_onnx
@@ -52,6 +53,7 @@ class OnnxRuntime(EngineForParts):
 
         program = onnx_ir.from_proto(graph)
         pack_onnx(program, grids)
+        keep_additions_apart(program)
         options = GRAPHS[self.target].options(torch.get_num_threads())["session_options"]
         session = onnxruntime.InferenceSession(onnx_ir.to_proto(program).SerializeToString(), options)
         read = {each.name: tensor.numpy() for each, tensor in zip(session.get_inputs(), inputs, strict=True)}
