@@ -88,7 +88,7 @@ def exported(model, folder, batch, to="onnx"):
 
 
 def assert_same(found, expected):
-    """What two pipelines found, in any nesting."""
+    """Compare what two pipelines found, in any nesting."""
     if isinstance(expected, dict):
         found, expected = ([value for _, value in sorted(each.items())] for each in (found, expected))
     if isinstance(expected, list):

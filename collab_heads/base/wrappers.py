@@ -40,6 +40,11 @@ def check_model(model: object) -> None:
     raise UnsupportedModelError(f"expected a transformers PreTrainedModel, got {type(model).__name__}{hint}")
 
 
+def names_wrapper(name: str) -> bool:
+    """Return True for the name of a class that holds a model, by which such a class is known."""
+    return name in _CHANGE_INSTEAD or name in _PASS_INSTEAD
+
+
 def is_in_engine(model: object) -> bool:
     """Return True for an exported model, which is a transformers model without weights."""
     return any(base.__name__ == IN_ENGINE for base in type(model).__mro__)

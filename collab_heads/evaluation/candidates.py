@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from collab_heads.base.checks import missing_folder
 from collab_heads.base.option_values import EVALUATION_TASKS, EvaluationTask
 from collab_heads.base.report import portable_name
-from collab_heads.base.wrappers import check_model
+from collab_heads.base.wrappers import check_model, is_in_engine
 from collab_heads.errors import ArgumentError, LoadError
 from collab_heads.files.folders import gguf_at
 from collab_heads.running.batches import evaluating
@@ -60,7 +60,7 @@ def name_in(source: Source) -> str:
 
 def check_source(source: Source) -> None:
     """Raise an error of ours for a folder without a model, and for what is no model; other names may be on the Hub."""
-    if isinstance(source, PreTrainedModel):
+    if is_in_engine(source):
         return
     if not isinstance(source, str):
         check_model(source)

@@ -95,11 +95,23 @@ def share_reordered(found: np.ndarray, original: np.ndarray) -> float:
         found: a number per example, [N].
         original: the same, [N].
     """
-    count, portion, changed = len(found), max(1, MOST // len(found)), 0.0
-    for start in range(0, count, portion):
-        ours, theirs = (np.sign(each[start : start + portion, None] - each) for each in (found, original))
-        changed += np.abs(ours - theirs).sum() / 2
-    return changed / max(1, count * (count - 1))
+    from scipy.stats import kendalltau
+
+    pairs = len(found) * (len(found) - 1) / 2
+    equal, equal_before = pairs_of_equals(found), pairs_of_equals(original)
+    if pairs in (equal, equal_before):
+        same_less_changed = 0.0  # where one number is constant, or there is no pair, no pair has an order
+    else:
+        scale = np.sqrt((pairs - equal) * (pairs - equal_before))  # of tau-b
+        same_less_changed = float(kendalltau(found, original, method="asymptotic").statistic * scale)
+    both = pairs_of_equals(np.stack([found, original], axis=1))
+    return (pairs - both - same_less_changed) / (2 * pairs or 1)
+
+
+def pairs_of_equals(values: np.ndarray) -> float:
+    """Return the number of pairs of examples with equal values, of which there are [N] or [N, K]."""
+    _, counts = np.unique(values, axis=0, return_counts=True)
+    return float((counts * (counts - 1.0)).sum() / 2)
 
 
 def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:

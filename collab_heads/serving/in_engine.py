@@ -1,5 +1,6 @@
 """A model in an engine: it has no weights in PyTorch, stays in its folder, and embeds texts as that says."""
 
+import copy
 import functools
 import os
 import shutil
@@ -37,6 +38,14 @@ class ModelInEngine(PreTrainedModel):
     def device(self) -> torch.device:
         """The processor."""
         return torch.device("cpu")
+
+    def __deepcopy__(self, memo: dict) -> "ModelInEngine":
+        """Return a copy with settings of its own, which shares the engine: nothing changes that."""
+        memo[id(self)] = copied = copy.copy(self)
+        copied.__dict__ |= {"_modules": dict(self._modules)}
+        for name in {"config", "generation_config"} & self.__dict__.keys():
+            setattr(copied, name, copy.deepcopy(getattr(self, name), memo))
+        return copied
 
     def save_pretrained(  # type: ignore[override]
         self, save_directory: str | Path, push_to_hub: bool = False, **kwargs: Any

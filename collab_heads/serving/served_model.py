@@ -14,6 +14,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
 from transformers.utils import ModelOutput
 
+from collab_heads.base.wrappers import names_wrapper
 from collab_heads.errors import ArgumentError
 from collab_heads.layers.attention import CACHE
 from collab_heads.running.batches import MODALITIES
@@ -257,9 +258,14 @@ def check_cache(cache: object) -> None:
 
 
 def served_class(exported: Any) -> type[ServedModel]:
-    """Return a class with the name of the original's, by which pipelines of transformers know what a model can do."""
+    """Return a class with the name of the original's, by which pipelines of transformers know what a model can do.
+
+    A name that means a wrapper to us means none here, whatever the folder says.
+    """
     graph = DECODER if DECODER in exported.components else SINGLE
     name = exported.components[graph].metadata.architecture
+    if names_wrapper(name):
+        return ServedModel
     return type(name, (ServedModel,), {"__module__": __name__, "__doc__": ServedModel.__doc__})
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import translation_models
 from slow_cases import slow
+from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 from unchanged import assert_unchanged, snapshot
 
@@ -243,6 +244,8 @@ def test_tokenizers_are_compared_before_a_model_reads_all(decoder, tmp_path, mon
 def test_what_is_refused(encoder, decoder, pruned, tmp_path, monkeypatch):
     (tmp_path / "bare").mkdir()
     right = {"original": encoder, "changed": pruned, "task": "similarity", "data": ROWS}
+    sharded = copy.copy(pruned)
+    sharded.__class__ = type("FSDPBertModel", (FSDPModule, type(pruned)), {})  # as fully_shard makes it
     for wrong, error, said in (
         ({"task": "similarty"}, ArgumentError, r"unknown task 'similarty' \(did you mean 'similarity'\?\); known: "),
         ({"data": None}, ArgumentError, "data is missing, the examples of similarity"),
@@ -252,6 +255,7 @@ def test_what_is_refused(encoder, decoder, pruned, tmp_path, monkeypatch):
         ({"changed": {}}, ArgumentError, "changed is empty"),
         ({"changed": "x" * 300}, LoadError, "there is no folder 'xxx"),
         ({"changed": torch.nn.Linear(2, 2)}, UnsupportedModelError, "expected a transformers PreTrainedModel"),
+        ({"changed": sharded}, UnsupportedModelError, "FSDPModule in place: .* save the model and load it whole"),
         ({"changed": str(tmp_path / "bare")}, LoadError, "bare holds no model: it has no config.json"),
         ({"changed": tmp_path / "bar"}, LoadError, "^there is no folder .*bar' .did you mean .*bare"),
         ({"changed": decoder, "task": "perplexity", "data": [{"text": "a"}]}, UnsupportedModelError, "BertModel is no"),

@@ -1,5 +1,6 @@
 """A model in an engine: its folder is copied, and nothing takes it for a model with weights."""
 
+import copy
 import shutil
 
 import pytest
@@ -10,6 +11,7 @@ import collab_heads
 from collab_heads import load_exported
 from collab_heads.errors import ArgumentError, DataError, ModelStateError, OutputError, UnsupportedModelError
 from collab_heads.serving.served_gguf import ServedGguf
+from collab_heads.serving.served_model import ServedModel, served_class
 
 pytest.importorskip("transformers.exporters.runners", reason="exports of graphs need transformers 5.23")
 
@@ -47,17 +49,32 @@ def test_nothing_is_replaced_or_uploaded_by_a_save(served, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
+def test_a_copy_in_memory_shares_the_engine_and_has_settings_of_its_own(served):
+    copied = copy.deepcopy({"model": served})["model"]
+    copied.generation_config.max_new_tokens, copied.config.name_or_path = 7, "mine"
+    assert served.generation_config.max_new_tokens != 7 and served.config.name_or_path != "mine"
+    copied.added = torch.nn.Linear(1, 1)
+    assert not hasattr(served, "added") and copied.exported is served.exported
+    assert torch.equal(copied(IDS).logits, served(IDS).logits)
+
+
+@pytest.mark.parametrize("name", ("PeftModel", "SentenceTransformer", "FSDPModule"))
+def test_a_folder_cannot_pass_a_model_off_as_a_wrapper(name, served):
+    served.exported.components["model"].metadata.architecture = name
+    assert served_class(served.exported) is ServedModel
+
+
 @pytest.mark.parametrize("is_export", (False, True))
 def test_of_a_file_of_llama_cpp_what_is_beside_it_is_copied_if_it_belongs_to_it(is_export, folder, tmp_path):
-    source, copy = tmp_path / "downloads", tmp_path / "copy"
+    source, saved = tmp_path / "downloads", tmp_path / "saved"
     shutil.copytree(folder, source) if is_export else source.mkdir()
     (source / "model.gguf").write_bytes(b"GGUF")
     (source / "else.txt").write_text("mine")
     model = ServedGguf.__new__(ServedGguf)  # no engine is needed
     vars(model).update(file=source / "model.gguf", folder=source)
-    model.save_pretrained(copy)
-    assert (copy / "model.gguf").read_bytes() == b"GGUF"
-    assert (copy / "else.txt").exists() == (copy / "README.md").exists() == is_export
+    model.save_pretrained(saved)
+    assert (saved / "model.gguf").read_bytes() == b"GGUF"
+    assert (saved / "else.txt").exists() == (saved / "README.md").exists() == is_export
 
 
 @pytest.mark.parametrize(

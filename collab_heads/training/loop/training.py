@@ -3,7 +3,8 @@
 import math
 import time
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -279,8 +280,7 @@ class Training:
             self.penalty.close()
         if is_sharded(self.accelerator):
             become(self.model, self.whole())
-        for name in ("forward", "_original_forward", "_is_accelerate_prepared"):
-            vars(self.model).pop(name, None)  # else the next phase would run without mixed precision
+        without_precision(self.model)  # else the next phase would run without any
         self.model.eval()
         self.accelerator.free_memory()
         loss = None if sum_of_losses is None or not self.done else sum_of_losses / self.done
@@ -291,6 +291,22 @@ class Training:
         if is_sharded(self.accelerator):
             return whole_copy(self.model, self.kind)
         return self.accelerator.unwrap_model(self.wrapped, **options)
+
+
+@contextmanager
+def as_trained(accelerator: Accelerator, model: PreTrainedModel) -> Iterator[None]:
+    """Have a model compute in the mixed precision of its training while the context is open."""
+    accelerator.prepare_model(model, evaluation_mode=True)
+    try:
+        yield
+    finally:
+        without_precision(model)
+
+
+def without_precision(model: PreTrainedModel) -> None:
+    """Take from a model what Accelerate adds to it for mixed precision, in place."""
+    for name in ("forward", "_original_forward", "_is_accelerate_prepared"):
+        vars(model).pop(name, None)
 
 
 class Losses:

@@ -22,6 +22,7 @@ from collab_heads.errors import ArgumentError
 from collab_heads.saving.loading import backend_options, load_or_explain
 from collab_heads.training.loop.minimum_risk import MinimumRisk
 from collab_heads.training.loop.steps import TrainingSteps
+from collab_heads.training.loop.training import as_trained
 from collab_heads.training.options.changes import wants_swap
 from collab_heads.training.options.tasks import dropout_of_sides, from_scratch
 from collab_heads.training.runs.best_weights import (
@@ -192,7 +193,8 @@ class Translator(Learner):
         sources, targets = pairs["input_ids"], pairs["labels"]
         if generated:
             if self.last.translations is None:  # resumed from the last checkpoint, so nothing was evaluated
-                self.last.translations = self.translations("validation", self.model)
+                with as_trained(self.session.accelerator, self.model):
+                    self.last.translations = self.translations("validation", self.model)
             limit = {"truncation": True, "max_length": args.val_max_target_length or args.max_target_length}
             targets = self.tokenizer(text_target=self.last.translations, **limit)["input_ids"]
         groups = longest_first(list(map(len, sources)), args.per_device_eval_batch_size)

@@ -138,10 +138,12 @@ def measured(monkeypatch):
 
 
 @pytest.mark.slow
-def test_statistics_are_of_the_models_own_translations(marian, bilingual, tmp_path, measured):
+@pytest.mark.parametrize("precision", ("no", "bf16"))
+def test_statistics_are_of_the_models_own_translations(precision, marian, bilingual, tmp_path, measured):
     """Not of the references; also after a run that had nothing left to train, and so did not translate."""
     out = tmp_path / "out"
     more = ("--save_head_statistics", "--max_train_steps", 2, "--checkpointing_steps", 2)
+    more += ("--mixed_precision", precision)
     run(marian, bilingual, out, *more, "--per_device_eval_batch_size", 5)
     written = translations(out, "validation-fine_tuned-2")
     tokenizer = AutoTokenizer.from_pretrained(out)
