@@ -84,7 +84,7 @@ class HeadHistory:
             ShapeError: if there is not one number per head.
             NonFiniteError: if one is NaN or infinite.
         """
-        if not isinstance(moment, Moment):
+        if not isinstance(moment, Moment) or not isinstance(moment.step, int):
             raise ArgumentError(f"moment must be a Moment(step, epoch, stage), not {moment!r:.80}")
         if self.moments and moment.step < self.moments[-1].step:
             raise ArgumentError(f"step {moment.step} comes after step {self.moments[-1].step}: a history goes forward")
@@ -163,6 +163,9 @@ class HeadHistory:
             }
             for measure, of_measure in stored["values"].items()
         }
+        for path, rows in values.get(GATES, {}).items():
+            if len(wrong := rows[(rows < 0) | (rows > 1)]):
+                raise ValueError(f"{GATES} of {path}: {float(wrong[0]):g} is not a probability")
         return cls(sites, heads, moments, values)
 
     def to_json(self) -> str:

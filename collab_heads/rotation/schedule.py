@@ -217,7 +217,11 @@ def read_exchanged(swapped: object) -> dict[str, Exchanged]:
         if not isinstance(stored, Mapping) or stored.keys() != {"since", "pairs"}:
             raise ArgumentError(f"swapped {role} must have 'since' and 'pairs', not {stored!r:.200}")
         check_epoch("since", stored["since"])
-        exchanged[role] = Exchanged(stored["since"], slot_pairs(stored["pairs"]))
+        pairs = slot_pairs(stored["pairs"])
+        for slot in (slot for pair in pairs for slot in pair):
+            if not (isinstance(slot.path, str) and is_index(slot.head, 1 << 62)):
+                raise ArgumentError(f"swapped {role} has places that are none: {slot!r:.200}")
+        exchanged[role] = Exchanged(stored["since"], pairs)
     return exchanged
 
 

@@ -35,12 +35,16 @@ OF_LABELS = "label2id"  # its keys are free text
 
 
 def check_sizes(source: str) -> None:
-    """Raise LoadError if a config, or the one in a folder, has an impossible size; the field is named."""
+    """Raise LoadError if a config, or the one in a folder, is no JSON or has an impossible size; the field is named."""
     file = Path(source) if os.path.isfile(source) else Path(source) / CONFIG_NAME
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # loading it reports what is wrong
+    except OSError:  # loading it reports what is wrong
         return
+    except (ValueError, RecursionError) as error:
+        if file.suffix != ".json":
+            return
+        raise LoadError(f"{file} is damaged, or no JSON: {error}") from error
     for name, value in numbers(config):
         most = next((bound for pattern, bound in BOUNDS if pattern.search(name)), None)
         if most is not None and value > most:

@@ -108,6 +108,10 @@ def test_a_history_of_nothing():
         (lambda stored: stored["values"]["confidence"].update(c=[[0.1]]), "not a history of heads"),
         (lambda stored: stored["values"]["confidence"].update(a=[["x"] * 3] * 2), "not a history of heads"),
         (lambda stored: stored.update(sites=[]), "not a history of heads"),
+        (
+            lambda stored: stored["values"].update(gates={"a": [[0.5, 1e30, 0]] * 2}),
+            r"gates of a: 1e\+30 is not",
+        ),
     ),
 )
 def test_files_that_are_damaged(change, message, tmp_path):

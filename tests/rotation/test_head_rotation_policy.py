@@ -336,6 +336,7 @@ def test_a_state_of_something_else(measured):
         ({k: v for k, v in good.items() if k != "swapped"}, "swapped"),
         ({**good, "swapped": {"encoder": {}}}, "unknown role in swapped 'encoder'"),
         ({**good, "swapped": {"enc-self": {"since": 1}}}, "swapped"),
+        ({**good, "swapped": {"enc-self": {"since": 1, "pairs": [[[["a"], 0], ["b", 1]]]}}}, "places that are none"),
         ({**good, "swapped": {"enc-self": {"since": 0, "pairs": []}}}, "since must be a whole number"),
     ):
         with refused(model, ArgumentError, message):

@@ -6,10 +6,10 @@ import commands
 import pytest
 from known_heads import word_pieces
 from model_configs import bert_config
-from transformers import BertConfig, BertModel
+from transformers import AutoTokenizer, BertConfig, BertModel
 
-from collab_heads.errors import ArgumentError
-from collab_heads.saving.loading import check_sizes, numbers
+from collab_heads.errors import ArgumentError, LoadError
+from collab_heads.saving.loading import check_sizes, load_or_explain, numbers
 from families import FAMILIES, LAYOUTS
 
 
@@ -56,9 +56,17 @@ def test_what_is_no_size_may_be_large(tmp_path):
     file.write_text(json.dumps(large | {"label2id": {"the head of layer one": 5000}, "layer_norm_eps": 1e-12}))
     check_sizes(str(tmp_path))
     check_sizes(str(tmp_path / "nowhere"))
-    for broken in ("[]", "{", "7", '{"num_hidden_layers": "many"}'):
-        file.write_text(broken)
+    for other in ("[]", "7", '{"num_hidden_layers": "many"}'):
+        file.write_text(other)
         check_sizes(str(tmp_path))
+
+
+def test_a_config_that_is_no_json_is_named_whatever_is_loaded(tmp_path):
+    """transformers' tokenizers read it, too, and are blamed for it."""
+    for broken in ("{", "[" * 100_000, ""):
+        (tmp_path / "config.json").write_text(broken)
+        with pytest.raises(LoadError, match=r"config\.json is damaged, or no JSON"):
+            load_or_explain(AutoTokenizer, str(tmp_path))
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -9,7 +9,8 @@ from transformers import PreTrainedModel
 from collab_heads.analysis.inspect import inspect
 from collab_heads.base.processes import agreed
 from collab_heads.contract.registry import get_adapter
-from collab_heads.errors import OutputError
+from collab_heads.errors import CollabHeadsError, OutputError
+from collab_heads.files.reading import WRONG
 from collab_heads.heads.fold import fold_heads
 from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.penalty.head_penalty import HeadPenalty
@@ -112,7 +113,12 @@ class HeadSteps:
         model = self.learner.model
         if self.args.analyze and learns_gates(self.args) and gated_sites(model, get_adapter(model)):
             noted = self.session.progress.get("gates_over_training")
-            self.recorder = GateRecorder(model, self.steps.total, noted)
+            try:
+                self.recorder = GateRecorder(model, self.steps.total, noted)
+                if noted is not None and self.recorder.history.moments[-1].step > self.session.progress["step"]:
+                    raise ValueError("they go on after its step")
+            except (CollabHeadsError, *WRONG) as error:
+                raise OutputError(f"{RESUME}: its gates_over_training are damaged: {error!r:.200}") from error
 
     def penalty(self, total: int) -> HeadPenalty | None:
         """Return the penalty of a training of `total` optimizer steps; None if the heads that it was for are gone."""

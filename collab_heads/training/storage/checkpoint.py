@@ -242,7 +242,10 @@ def check_entry(entry: object, types: Mapping[str, tuple[type, ...]], place: str
         lacking = f"without {', '.join(sorted(missing))}" if isinstance(entry, dict) else type_name(entry)
         raise ValueError(f"{place} is {lacking}")
     check_types(entry, types, f"{place}.")
-    numbers = {**entry, **(entry["metrics"] if "metrics" in types else {})}
+    metrics = entry["metrics"] if "metrics" in types else {}
+    if "metrics" in types and not (metrics and all(isinstance(each, int | float) for each in metrics.values())):
+        raise ValueError(f"{place}.metrics are no numbers: {metrics!r:.80}")
+    numbers = {**entry, **metrics}
     for name, value in numbers.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{place}.{name} is {value}")

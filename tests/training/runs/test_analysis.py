@@ -12,7 +12,8 @@ from translation_script import SCRATCH, write_lines
 
 import tiny
 from collab_heads.analysis import HeadReport
-from collab_heads.errors import ArgumentError, DataError
+from collab_heads.errors import ArgumentError, DataError, OutputError
+from collab_heads.files.folders import digest, read_manifest, write_manifest
 from collab_heads.heads.history import HeadHistory
 
 analysis = Later("collab_heads.training.runs.analysis")
@@ -123,6 +124,12 @@ def test_gates_over_training_are_the_same_after_a_resumed_run(
     assert all(torch.equal(whole[path], again[path]) for path in whole)
     rows = torch.cat([*whole.values()], dim=1)
     assert rows.shape == (7, 12) and rows[0].min() > 0.9 and rows[-1].min() < 0.5
+    path = out / "step_0_3" / "progress.json"
+    for damage in ([[3, {"a": [0.5]}]], [[0, {next(iter(whole)): [1e30] * 4}]], [7], [["x", {}]] * 2, [[4, {}]], []):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"gates_over_training": damage}))
+        write_manifest(path.parent, read_manifest(path.parent)["files"] | {path.name: digest(path)})
+        with pytest.raises(OutputError, match="its gates_over_training are damaged"):
+            translation_script.run(marian, bilingual, out, *more, *resumed)
 
 
 def test_a_recorder_keeps_some_hundred_steps_and_the_last():

@@ -122,6 +122,8 @@ def test_a_checkpoint_of_another_format_is_refused(version, bert, files, out):
         ({"history": [3]}, r"history\[0\] is int"),
         ({"history": [{"stage": "x"}]}, r"history\[0\] is without epoch, metrics, step"),
         ({"history": [{"stage": 1, "epoch": 1, "step": 1, "metrics": {}}]}, r"history\[0\].stage is int, not str"),
+        ({"history": [{"stage": "x", "epoch": 1, "step": 1, "metrics": {}}]}, r"history\[0\].metrics are no numbers"),
+        ({"history": [{"stage": "x", "epoch": 1, "step": 1, "metrics": {"f1": "1"}}]}, "metrics are no numbers: {'f1'"),
         ({"trained": [None]}, r"trained\[0\] is null"),
         ({"heads": None}, "heads is null, not dict"),
     ),
