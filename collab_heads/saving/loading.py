@@ -8,7 +8,7 @@ import json
 import os
 import re
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -69,16 +69,36 @@ def load_or_explain(auto: Any, source: str | Path, **kwargs: Any) -> Any:
     """Call `from_pretrained` of an Auto class, with errors that name what was to be loaded.
 
     Raises:
-        LoadError: if there is no such model, its config has impossible sizes, or it does not fit.
+        LoadError: if there is no such model, its config has impossible sizes, it does not fit, or it lacks weights.
         ArgumentError: if it cannot have the attention backend that was asked for, or its tokenizer knows no words,
             because its folder has none.
     """
     check_sizes(str(source))
     with explaining(auto.__name__, source, kwargs.get("attn_implementation")):
         check_reachable(str(source))
-        loaded = auto.from_pretrained(source, **kwargs)
-        check_words(loaded, source)
-        return loaded
+        if not (hasattr(auto, "from_config") or issubclass(auto, PreTrainedModel)):
+            loaded = auto.from_pretrained(source, **kwargs)
+            check_words(loaded, source)
+            return loaded
+        model, found = auto.from_pretrained(source, output_loading_info=True, **kwargs)
+        check_weights(model, found["missing_keys"], source)
+        return model
+
+
+def check_weights(model: PreTrainedModel, missing: Iterable[str], source: str | Path) -> None:
+    """Raise LoadError if weights were missing, which are random then; those of heads and poolers may be new.
+
+    Args:
+        model: as it was loaded.
+        missing: the names of the weights that were not there.
+        source: a folder, or a name on the Hub.
+    """
+    of_base = f"{model.base_model_prefix}." if model.base_model is not model else ""
+    if lacking := sorted(name for name in missing if name.startswith(of_base) and "pooler" not in name):
+        raise LoadError(
+            f"{str(source)!r:.200} lacks {len(lacking)} weights of its {type(model).__name__}, such as {lacking[0]}: "
+            "it is damaged, or its config.json is of another model"
+        )
 
 
 @contextmanager

@@ -1,16 +1,27 @@
-"""Sizes that no model has are refused before anything is built from them."""
+"""What is loaded is checked: sizes that no model has, a config that is no JSON, weights that are missing."""
 
 import json
 
 import commands
 import pytest
+import torch
 from known_heads import word_pieces
 from model_configs import bert_config
-from transformers import AutoTokenizer, BertConfig, BertModel
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+)
 
 from collab_heads.errors import ArgumentError, LoadError
 from collab_heads.saving.loading import check_sizes, load_or_explain, numbers
 from families import FAMILIES, LAYOUTS
+
+WORDS = "bert.embeddings.word_embeddings.weight"
 
 
 @pytest.fixture
@@ -75,3 +86,21 @@ def test_usual_models_pass(name, tmp_path):
     config.save_pretrained(tmp_path)
     check_sizes(str(tmp_path))
     assert list(numbers(config.to_dict()))
+
+
+@pytest.mark.parametrize("kind", (AutoModelForSequenceClassification, AutoModel, BertForSequenceClassification))
+def test_weights_that_are_missing_are_not_random(kind, tmp_path):
+    """transformers only says so; a head may be new, and a pooler may be of no use."""
+    model = BertForSequenceClassification(bert_config()).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    for name in ("classifier.weight", "bert.pooler.dense.weight"):
+        del weights[name]
+    save_file(weights, file, metadata={"format": "pt"})
+    model = load_or_explain(kind, tmp_path)
+    assert torch.equal(model.base_model.embeddings.word_embeddings.weight, weights[WORDS])
+    del weights["bert.encoder.layer.1.output.dense.bias"], weights[WORDS]
+    save_file(weights, file, metadata={"format": "pt"})
+    said = r"lacks 2 weights of its Bert\w+, such as (bert\.)?embeddings\.word_embeddings\.weight: it is damaged"
+    with pytest.raises(LoadError, match=said):
+        load_or_explain(kind, tmp_path)
