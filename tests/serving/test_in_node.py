@@ -36,6 +36,9 @@ pytestmark = [
     pytest.mark.skipif(not (FOLDER and shutil.which("node")), reason="needs node, and COLLAB_HEADS_NODE=folder"),
 ]
 ENGINE_NOISE = 1e-5  # of embeddings of length 1 in another engine, in float32; seen: 2e-7
+# the same in eight bits, of a graph whose additions the engine fuses and one where it does not: sums of another last
+# digit, at the border of two codes, are rounded to the one or the other; seen: 6e-4
+OTHER_CODES = 5e-3
 SAME_ENGINE = 1e-6  # ONNX Runtime of another version; seen: 0
 TEXTS = ["A man is playing a guitar.", "Short", "Ein Satz auf Deutsch: äöü.", "It fell for the third time."]
 
@@ -126,7 +129,7 @@ def test_the_embeddings_of_an_encoder_in_its_own_layout(kind, tmp_path):
         expected = np.concatenate([load_exported(tmp_path / "here").encode([text]) for text in TEXTS])
     else:
         expected = sentence_transformers.SentenceTransformer(str(model_folder()), device="cpu").encode(TEXTS)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=ENGINE_NOISE)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=OTHER_CODES if kind == "int8" else ENGINE_NOISE)
 
 
 @pytest.mark.parametrize("kind", ("float", "int8", "four bits"))
