@@ -5,13 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+import transformers
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.base.extras import check_extra
 from collab_heads.command.places import file_and_weight
@@ -23,7 +18,7 @@ from collab_heads.errors import ArgumentError, LoadError, UnsupportedModelError
 from collab_heads.running.batches import longest_input
 from collab_heads.running.generation import generate_batches
 from collab_heads.running.translations import translations
-from collab_heads.saving.loading import check_device, class_of, load_or_explain, placed
+from collab_heads.saving.loading import check_device, class_of, load_named, load_or_explain, placed
 
 
 class Loaded(NamedTuple):
@@ -55,7 +50,7 @@ def load(args: Namespace) -> Loaded:
             f"with their weights ({names[0]}:1 {names[1]}:1)"
         )
     tokenizer = load_tokenizer(args.model, remote)
-    model = load_or_explain(named, args.model, dtype=torch.float32, **({} if named is not AutoModel else remote))
+    model = load_named(config, args.model, dtype=torch.float32, **({} if named is not AutoModel else remote))
     get_adapter(model)
     return Loaded(placed(model, device), tokenizer, dtype)
 
@@ -70,9 +65,9 @@ def load_tokenizer(name: str, remote: Mapping) -> PreTrainedTokenizerBase:
 
 
 def check_class(model: PreTrainedModel) -> None:
-    """Raise UnsupportedModelError if the model's class is not the one that its config names: its head would be lost."""
+    """Raise UnsupportedModelError if transformers lacks the class that its config names: its head would be lost."""
     named = model.config.architectures
-    if named and type(model).__name__ not in named:
+    if named and type(model).__name__ not in named and not hasattr(transformers, named[0]):
         raise UnsupportedModelError(
             f"the model is a {named[0]}, which transformers lacks, and would lose its head as a "
             f"{type(model).__name__}: load it in Python, and change it there"

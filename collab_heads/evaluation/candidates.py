@@ -16,7 +16,7 @@ from collab_heads.base.wrappers import check_model, is_in_engine
 from collab_heads.errors import ArgumentError, LoadError
 from collab_heads.files.folders import gguf_at
 from collab_heads.running.batches import evaluating
-from collab_heads.saving.loading import class_of, load_or_explain, placed
+from collab_heads.saving.loading import load_named, load_or_explain, placed
 from collab_heads.serving.converted import encodes, is_converted
 from collab_heads.serving.exported_folder import CONFIG
 from collab_heads.serving.graph_engines import ENGINES
@@ -101,7 +101,7 @@ def load(candidate: Candidate, device: str) -> PreTrainedModel:
         return ServedTranslator(Path(source), candidate.tokenizer)
     if is_exported(source):
         return load_exported(source, threads=1)
-    return placed(load_or_explain(class_of(load_or_explain(AutoConfig, source)), source), device)
+    return placed(load_named(load_or_explain(AutoConfig, source), source), device)
 
 
 def has_tokenizer(source: str) -> bool:

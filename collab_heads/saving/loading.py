@@ -8,7 +8,7 @@ import json
 import os
 import re
 from argparse import Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -73,32 +73,61 @@ def load_or_explain(auto: Any, source: str | Path, **kwargs: Any) -> Any:
         ArgumentError: if it cannot have the attention backend that was asked for, or its tokenizer knows no words,
             because its folder has none.
     """
+    if hasattr(auto, "from_config") or issubclass(auto, PreTrainedModel):
+        return with_missing(auto, source, **kwargs)[0]
+    with opening(auto, source, kwargs):
+        loaded = auto.from_pretrained(source, **kwargs)
+        check_words(loaded, source)
+        return loaded
+
+
+@contextmanager
+def opening(auto: Any, source: str | Path, options: Mapping[str, Any]) -> Iterator[None]:
+    """Check the config of what is to be loaded, ask the Hub for it, and explain what goes wrong inside."""
     check_sizes(str(source))
-    with explaining(auto.__name__, source, kwargs.get("attn_implementation")):
+    with explaining(auto.__name__, source, options.get("attn_implementation")):
         check_reachable(str(source))
-        if not (hasattr(auto, "from_config") or issubclass(auto, PreTrainedModel)):
-            loaded = auto.from_pretrained(source, **kwargs)
-            check_words(loaded, source)
-            return loaded
-        model, found = auto.from_pretrained(source, output_loading_info=True, **kwargs)
-        check_weights(model, found["missing_keys"], source)
-        return model
+        yield
 
 
-def check_weights(model: PreTrainedModel, missing: Iterable[str], source: str | Path) -> None:
-    """Raise LoadError if weights were missing, which are random then; those of heads and poolers may be new.
+def load_named(config: PretrainedConfig, source: str | Path, **kwargs: Any) -> PreTrainedModel:
+    """Load a model with the class that its config names, or the base model where the folder has nothing of a head.
+
+    all-mpnet-base-v2 and other sentence encoders name the class that they were made from.
 
     Args:
-        model: as it was loaded.
-        missing: the names of the weights that were not there.
+        config: that of the model.
         source: a folder, or a name on the Hub.
+        kwargs: as for `from_pretrained`.
+
+    Raises:
+        LoadError: as `load_or_explain`.
     """
-    of_base = f"{model.base_model_prefix}." if model.base_model is not model else ""
+    model, missing = with_missing(class_of(config), source, **kwargs)
+    head = {name for name, _ in model.named_parameters() if not name.startswith(prefix_of_base(model))}
+    return load_or_explain(AutoModel, source, **kwargs) if head and head <= missing else model
+
+
+def with_missing(auto: Any, source: str | Path, **kwargs: Any) -> tuple[PreTrainedModel, set[str]]:
+    """Load a model, and return the names of the weights that it lacks, which are random; those of the base are checked.
+
+    Raises:
+        LoadError: if weights are missing that are not those of a head or a pooler, which may be new.
+    """
+    with opening(auto, source, kwargs):
+        model, found = auto.from_pretrained(source, output_loading_info=True, **kwargs)
+    missing, of_base = set(found["missing_keys"]), prefix_of_base(model)
     if lacking := sorted(name for name in missing if name.startswith(of_base) and "pooler" not in name):
         raise LoadError(
             f"{str(source)!r:.200} lacks {len(lacking)} weights of its {type(model).__name__}, such as {lacking[0]}: "
             "it is damaged, or its config.json is of another model"
         )
+    return model, missing
+
+
+def prefix_of_base(model: PreTrainedModel) -> str:
+    """Return what the names of the base model's weights begin with."""
+    return "" if model.base_model is model else f"{model.base_model_prefix}."
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """collab-heads compress: what it writes, when it writes nothing, what it refuses before the model runs."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -324,6 +325,19 @@ def test_models_that_are_not_supported_are_refused_in_one_line(bert, texts, tmp_
     with pytest.raises(UnsupportedModelError, match="is a BertForMyTask, which transformers lacks, and would lose"):
         run(unknown, "--data", texts, "--output_dir", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_head_that_the_config_names_and_the_folder_lacks_is_no_part_of_the_model(texts, tmp_path):
+    """As all-mpnet-base-v2's: the head would be random, and what it makes of the states is what would be kept."""
+    plain = tiny.write_modules(tiny.save_tiny_bert(tmp_path / "plain"))
+    named = shutil.copytree(plain, tmp_path / "named")
+    config = json.loads((named / "config.json").read_text())
+    (named / "config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
+    for folder in (plain, named):
+        run(folder, "--data", texts, "--budget", 0.8, "--output_dir", tmp_path / f"{folder.name}-small", *QUICK)
+    found, expected = (files(tmp_path / f"{name}-small") for name in ("named", "plain"))
+    assert found["model.safetensors"] == expected["model.safetensors"] and found.keys() == expected.keys()
+    assert "modules.json" in found and "1_Pooling/config.json" in found
 
 
 LOADS = """
