@@ -109,18 +109,19 @@ def load_named(config: PretrainedConfig, source: str | Path, **kwargs: Any) -> P
 
 
 def with_missing(auto: Any, source: str | Path, **kwargs: Any) -> tuple[PreTrainedModel, set[str]]:
-    """Load a model, and return the names of the weights that it lacks, which are random; those of the base are checked.
+    """Load a model, and return the names of the weights that it lacks, which are random.
 
     Raises:
-        LoadError: if weights are missing that are not those of a head or a pooler, which may be new.
+        LoadError: if weights of its layers are missing. Those of a head, a pooler or a mask may be new.
     """
     with opening(auto, source, kwargs):
         model, found = auto.from_pretrained(source, output_loading_info=True, **kwargs)
     missing, of_base = set(found["missing_keys"]), prefix_of_base(model)
-    if lacking := sorted(name for name in missing if name.startswith(of_base) and "pooler" not in name):
+    of_layers = [name for name in missing if any(part.isdigit() for part in name.split("."))]
+    if lacking := sorted(name for name in of_layers if name.startswith(of_base)):
         raise LoadError(
-            f"{str(source)!r:.200} lacks {len(lacking)} weights of its {type(model).__name__}, such as {lacking[0]}: "
-            "it is damaged, or its config.json is of another model"
+            f"{str(source)!r:.200} lacks {len(lacking)} weights of the layers of its {type(model).__name__}, such as "
+            f"{lacking[0]}: it is damaged, or its config.json is of another model"
         )
     return model, missing
 
