@@ -118,7 +118,7 @@ def costs_of_loading(folder: Path, engine: str) -> dict[str, float]:
 def difference(model: PreTrainedModel, served: Any) -> float:
     """Return the largest difference of an output, as a share of the largest one; padding does not count."""
     batch = inputs(32, 100)
-    expected, found = (each(**batch).last_hidden_state[batch["attention_mask"].bool()] for each in (model, served))
+    expected, found = (each(**batch)["last_hidden_state"][batch["attention_mask"].bool()] for each in (model, served))
     return float((found - expected).abs().max() / expected.abs().max())
 
 
