@@ -1,7 +1,7 @@
 """Keep ONNX Runtime from fusing an addition with what follows it, where both take longer together.
 
 Its `SkipLayerNormalization` adds a residual and normalises, `BiasGelu` adds a bias and activates. On processors (1.31)
-the first takes three to four times as long as an addition and a `LayerNormalization`, in all-MiniLM-L6-v2 a quarter of
+the first takes nearly five times as long as an addition and a `LayerNormalization`, in all-MiniLM-L6-v2 a quarter of
 the time in eight bits, and the second a quarter longer than its two halves. Both begin with `Add`; a `Sum` of two
 computes the same, and is fused with nothing.
 """

@@ -6,8 +6,8 @@ codes of four and eight bits: a code of three bits takes four, but in the file f
 
 "In integers" means that the weights that lie on no grid are rounded to eight bits, and that products with eight bits
 are those of integers: the states are rounded to eight bits, too, each token over a range of its own. So the outputs for
-a text do not depend on the texts beside it. In language models the first token is often a hundred times as
-large as the others, which one range would round to nothing.
+a text do not depend on the texts beside it. In language models the first token is often a hundred times as large as
+the others, which one range would round to nothing.
 
 Shapes: D outputs, n inputs, K blocks.
 """

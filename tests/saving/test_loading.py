@@ -91,7 +91,7 @@ def test_usual_models_pass(name, tmp_path):
 @pytest.mark.parametrize("kind", (AutoModelForSequenceClassification, AutoModel, BertForSequenceClassification))
 def test_weights_that_are_missing_are_not_random(kind, tmp_path):
     """transformers only says so; a head may be new, and a pooler may be of no use."""
-    model = BertForSequenceClassification(bert_config()).save_pretrained(tmp_path)
+    BertForSequenceClassification(bert_config()).save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     weights = load_file(file)
     for name in ("classifier.weight", "bert.pooler.dense.weight"):

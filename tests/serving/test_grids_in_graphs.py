@@ -27,7 +27,7 @@ ort = pytest.importorskip("onnxruntime")
 openvino = pytest.importorskip("openvino")
 ops = openvino.opset13
 
-ALONE = 1e-3  # of the largest value: seen with a range for each token 2e-7, with one for all 0.05
+ALONE = 0.02  # of the largest value: seen with a range for each token 0, with one for all 0.12
 ROWS = 40  # of a weight
 WIDTHS = (64, 37)  # whole blocks, and a last block that is filled up
 ENGINES = ("onnx", "openvino")
@@ -330,7 +330,7 @@ def test_each_token_is_rounded_over_a_range_of_its_own(read):
     assert abs(found - exact)[..., 2:, :].max() < 0.02 * abs(exact)[..., 2:, :].max()
 
 
-def test_what_a_model_in_integers_makes_of_a_text_does_not_depend_on_the_texts_beside_it(tmp_path):
+def test_outputs_in_integers_do_not_depend_on_the_texts_beside(tmp_path):
     model = FAMILIES["bert"].build().eval()
     export(model, tmp_path / "served", int8=True)
     served, batch = load_exported(tmp_path / "served", threads=1), text_batch(4, 17)
