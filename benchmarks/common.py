@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -30,6 +31,7 @@ WORK = Path(tempfile.gettempdir())  # for models and unfinished runs
 # whose versions a record holds
 PACKAGES = ("torch", "transformers", "tensorly", "numpy", "bitsandbytes", "torchao", "flash_attn", "triton")
 PACKAGES += ("onnxruntime", "openvino", "nncf", "llama_cpp_python")
+PROCESSOR = ("cpu family", "model", "stepping")
 PICTURES = Path(TRIED or ROOT / "docs", "pictures")
 SHARED = Path(os.environ.get("COLLAB_HEADS_SHARED", ROOT.parent / "shared"))
 
@@ -73,6 +75,17 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{p: metadata.version(p) for p in PACKAGES if p in installed}}
 
 
+def machine() -> dict[str, Any]:
+    """Return what times depend on: the processor and its instructions, how many there are, and the threads in use."""
+    found = {"cpus": os.cpu_count(), "threads": torch.get_num_threads(), "system": platform.platform()}
+    kind, file = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
+    lines = file.read_text().split("\n\n")[0].splitlines() if file.exists() else []
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if "model name" in fields:  # virtual machines name the make alone
+        kind = ", ".join([fields["model name"], *(f"{key} {fields[key]}" for key in PROCESSOR if key in fields)])
+    return {"processor": kind, "instructions": torch.backends.cpu.get_cpu_capability(), **found}
+
+
 def portable(argument: str) -> str:
     """Return an argument without this machine's folders; NAME=FOLDER is understood, too."""
     name, equals, folder = argument.partition("=")
@@ -84,7 +97,7 @@ def record(rows: list[Mapping], **more) -> dict:
     return {
         "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *map(portable, sys.argv[1:])]),
         "versions": versions(),
-        "machine": {"cpus": os.cpu_count(), "threads": torch.get_num_threads(), "system": platform.platform()},
+        "machine": machine(),
         **more,
         "rows": rows,
     }

@@ -5,10 +5,13 @@ python benchmarks/pictures.py
 These pictures show the results of several benchmarks; a benchmark draws its own pictures itself.
 """
 
+from collections.abc import Mapping, Sequence
+
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from nmt_pictures import save_figure
 from shown.efficiency import WORDS, encoders
@@ -76,6 +79,7 @@ TRANSLATED = {  # the methods of `translation_bytes.py` -> label, colour, marker
     "bits alone, 8, 4 and 3": ("bits alone", "#E69F00", "D"),
 }
 NAMES = {"marian": "Marian", "t5": "T5"}
+ENCODERS = {"all-MiniLM-L6-v2": (7, 8, 10, 13, 16, 20, 24), "all-mpnet-base-v2": (45, 60, 80, 110)}  # ticks: megabytes
 LOST, TIME = ("lost, STS-B", "lost, SST-2", "lost, retrieval"), "time, 1 x 16"
 KINDS_OF_TEXT = ("news", "web", "python", "reviews")
 LAYERS, STEPS = 6, 300  # of MiniLM; of distillation, of dropped layers as of compressed ones
@@ -205,9 +209,17 @@ def alternatives() -> Figure:
 
 
 def megabytes() -> Figure:
-    """Draw what MiniLM keeps and loses by its size, and by its time in an engine, beside other quantisation."""
-    figure, panels = plt.subplots(1, 3, figsize=(11, 3.8), layout="constrained")
-    rows = [row for row in rows_of("bytes") if row["model"] == "all-MiniLM-L6-v2"]
+    """Draw what MiniLM and MPNet keep and lose by size, and by time in an engine, beside other quantisation."""
+    figure, lines = plt.subplots(len(ENCODERS), 3, figsize=(11, 3.6 * len(ENCODERS)), layout="constrained")
+    for (model, ticks), panels in zip(ENCODERS.items(), lines, strict=True):
+        draw_model(panels, [row for row in rows_of("bytes") if row["model"] == model], ticks)
+    lines[0][1].legend(fontsize=7, loc="upper right")
+    return figure
+
+
+def draw_model(panels: Sequence[Axes], rows: Sequence[Mapping], ticks: Sequence[int]) -> None:
+    """Draw the rows of one model in three panels: neighbours and losses by size, neighbours by time."""
+    original = next(row for row in rows if row["method"] == "original")
     for label, (methods, colour, marker) in BYTES.items():
         points = sorted((row for row in rows if row["method"] in methods), key=lambda row: row["MB"])
         line = "-" if label.startswith("compress") else ""
@@ -218,17 +230,15 @@ def megabytes() -> Figure:
         timed = [row for row in points if row.get(TIME) is not None]
         panels[2].plot([row[TIME] for row in timed], [row["neighbours"] for row in timed], **style)
     for panel in panels[:2]:
-        panel.set(xlabel="megabytes of all weights (91 in float32)", xscale="log")
-        panel.set_xticks(ticks := (7, 8, 10, 13, 16, 20, 24), map(str, ticks))
-    panels[0].set_title("nearest ten neighbours that stay, %", fontsize=10)
+        panel.set(xlabel=f"megabytes of all weights ({original['MB']:.0f} in float32)", xscale="log")
+        panel.set_xticks(ticks, map(str, ticks))
+    panels[0].set_title(f"{original['model']}: neighbours that stay, %", fontsize=10)
     panels[1].set_title("points lost: the worst of three tasks", fontsize=10)
     panels[2].set_title("neighbours that stay, %", fontsize=10)
     panels[2].set_xlabel("time of 16 tokens, of PyTorch's in float32")
     for panel in panels:
         panel.minorticks_off()
         panel.grid(alpha=0.3)
-    panels[1].legend(fontsize=7, loc="upper right")
-    return figure
 
 
 def decoder_megabytes() -> Figure:

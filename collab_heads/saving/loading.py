@@ -24,6 +24,7 @@ from transformers.utils import CONFIG_NAME
 from collab_heads.base.checks import MAX_SIZE, is_list, missing_folder
 from collab_heads.contract.registry import check_custom_code
 from collab_heads.errors import ArgumentError, CollabHeadsError, LoadError
+from collab_heads.model.refusals import is_finite
 from collab_heads.saving.vocabularies import check_words
 
 MAX_LAYERS = 2000  # the deepest models have about a thousand
@@ -108,15 +109,36 @@ def load_named(config: PretrainedConfig, source: str | Path, **kwargs: Any) -> P
     return load_or_explain(AutoModel, source, **kwargs) if head and head <= missing else model
 
 
-def with_missing(auto: Any, source: str | Path, **kwargs: Any) -> tuple[PreTrainedModel, set[str]]:
+def with_missing(
+    auto: Any, source: str | Path, *, ignore_mismatched_sizes: bool = False, **kwargs: Any
+) -> tuple[PreTrainedModel, set[str]]:
     """Load a model, and return the names of the weights that it lacks, which are random.
 
+    Args:
+        auto: the class.
+        source: a folder, or a name on the Hub.
+        ignore_mismatched_sizes: whether weights of a head that have another shape are new.
+        kwargs: as for `from_pretrained`.
+
     Raises:
-        LoadError: if weights of its layers are missing. Those of a head, a pooler or a mask may be new.
+        LoadError: if weights of its layers are missing, those of a head, a pooler or a mask may be; or weights have
+            another shape, or contain NaN or inf.
     """
     with opening(auto, source, kwargs):
-        model, found = auto.from_pretrained(source, output_loading_info=True, **kwargs)
+        options = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # else it does not say which
+        model, found = auto.from_pretrained(source, **options, **kwargs)
     missing, of_base = set(found["missing_keys"]), prefix_of_base(model)
+    for name, stored, wanted in sorted(found["mismatched_keys"]):
+        if name.startswith(of_base) or not ignore_mismatched_sizes:
+            raise LoadError(
+                f"{str(source)!r:.200}: its weight {name} has the shape {[*stored]}, and its config asks for "
+                f"{[*wanted]}: its config.json is of another model, or edited"
+            )
+    for name, weight in model.named_parameters():
+        if not is_finite(weight):
+            raise LoadError(
+                f"{str(source)!r:.200}: its weight {name} contains NaN or inf: its training diverged, or it is damaged"
+            )
     of_layers = [name for name in missing if any(part.isdigit() for part in name.split("."))]
     if lacking := sorted(name for name in of_layers if name.startswith(of_base)):
         raise LoadError(

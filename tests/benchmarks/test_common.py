@@ -81,3 +81,24 @@ def test_the_peak_of_memory_begins_again(common):
     del big
     common.reset_peak()
     assert common.memory_bytes("VmHWM") < before - 2**27
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    (
+        (
+            "model\t\t: 1\ncpu family\t: 25\nmodel name\t: AMD EPYC\n\nmodel name\t: other",
+            "AMD EPYC, cpu family 25, model 1",
+        ),
+        ("CPU part\t: 0xd0c\n", "aarch64"),  # ARM names no model
+        (None, "aarch64"),
+    ),
+)
+def test_a_record_says_which_processor_it_was(text, named, common, tmp_path, monkeypatch):
+    monkeypatch.setattr(common, "Path", lambda _: tmp_path / "cpuinfo")
+    monkeypatch.setattr(common.platform, "processor", lambda: "")
+    monkeypatch.setattr(common.platform, "machine", lambda: "aarch64")
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
+    found = common.machine()
+    assert found["processor"] == named and {"instructions", "cpus", "threads", "system"} <= found.keys()

@@ -1,4 +1,4 @@
-"""Sizes that no model has, a config that is no JSON and missing weights are refused."""
+"""Sizes that no model has, a config that is no JSON, and weights that are missing or wrong are refused."""
 
 import json
 
@@ -104,3 +104,44 @@ def test_weights_that_are_missing_are_not_random(kind, tmp_path):
     said = r"lacks 2 weights of the layers of its Bert\w+, such as (bert\.)?encoder\.layer\.0\.output\.dense\.bias: it"
     with pytest.raises(LoadError, match=said):
         load_or_explain(kind, tmp_path)
+
+
+@pytest.mark.parametrize("ignores", (False, True))
+@pytest.mark.parametrize(
+    ("field", "weight", "shapes"),
+    (
+        ("intermediate_size", r"encoder\.layer\.0\.intermediate\.dense\.bias", r"\[37\].*\[48\]"),
+        ("vocab_size", r"embeddings\.word_embeddings\.weight", r"\[61, 32\].*\[48, 32\]"),
+    ),
+)
+def test_a_weight_of_another_shape_is_named(field, weight, shapes, ignores, tmp_path):
+    """transformers says that an argument is not set; that is for heads, and makes layers random."""
+    BertForSequenceClassification(bert_config()).save_pretrained(tmp_path)
+    (config := bert_config()).__dict__[field] = 48
+    config.save_pretrained(tmp_path)
+    for kind in (AutoModelForSequenceClassification, AutoModel):
+        with pytest.raises(LoadError, match=rf"its weight (bert\.)?{weight} has the shape {shapes}: its config.json"):
+            load_or_explain(kind, tmp_path, ignore_mismatched_sizes=ignores)
+
+
+def test_a_head_of_another_shape_is_new_where_that_is_asked_for(tmp_path):
+    BertForSequenceClassification(bert_config()).save_pretrained(tmp_path)
+    bert_config(num_labels=5).save_pretrained(tmp_path)
+    with pytest.raises(LoadError, match=r"its weight classifier\.bias has the shape \[2\].*asks for \[5\]"):
+        load_or_explain(AutoModelForSequenceClassification, tmp_path)
+    model = load_or_explain(AutoModelForSequenceClassification, tmp_path, ignore_mismatched_sizes=True)
+    assert model.classifier.weight.shape[0] == 5
+    words = load_file(tmp_path / "model.safetensors")[WORDS]
+    assert torch.equal(model.bert.embeddings.word_embeddings.weight, words)
+
+
+@pytest.mark.parametrize("value", (float("nan"), float("inf"), -float("inf")))
+def test_weights_that_are_no_numbers_are_named(value, tmp_path):
+    """A training that starts from them would be told to lower its learning rate."""
+    model = BertForSequenceClassification(bert_config())
+    with torch.no_grad():
+        model.classifier.weight[1, 3] = value
+    model.save_pretrained(tmp_path)
+    with pytest.raises(LoadError, match=r"its weight classifier\.weight contains NaN or inf: its training diverged"):
+        load_or_explain(AutoModelForSequenceClassification, tmp_path)
+    load_or_explain(AutoModel, tmp_path)
