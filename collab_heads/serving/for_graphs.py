@@ -219,26 +219,27 @@ def generating(
 ) -> tuple[dict[str, Any], list[tuple[int, int, int]]]:
     """Export the graphs that generation runs, and list the cache of every layer.
 
-    The graph that decodes takes any number of tokens, so that it also reads the prompt, on an empty cache. A cache
+    The graph that decodes takes any number of tokens, so that it also reads the prompt, on an empty cache: transformers
+    would export another one for that, and take twice as long. A cache
     holds all tokens, also where a window slides, and the mask hides those outside: a sliding cache cuts itself to its
     window and counts in Python, which a graph cannot do.
     """
+    from transformers.exporters.utils import decompose_for_generation
+
     settings = copy.deepcopy(model.generation_config)
     settings.num_beams, settings.do_sample, settings.use_cache = 1, False, True
     source = {name: value for name, value in example.items() if not name.startswith("decoder_")}
-    stages = exporter.export_for_generation(
-        model, source | whole_cache(model), options, generation_config=settings, multi_token_decode=True
-    ).components
-    settings.max_new_tokens, settings.min_new_tokens = 2, 2
-    seen = model.generate(**source, generation_config=settings, return_dict_in_generate=True)[CACHE]
-    seen = seen.self_attention_cache if model.config.is_encoder_decoder else seen
+    stages = decompose_for_generation(model, source | whole_cache(model), settings, multi_token_decode=True)
+    decoding, inputs = stages["decode"]
+    seen = inputs[CACHE].self_attention_cache if model.config.is_encoder_decoder else inputs[CACHE]
     used = [layer for layer in seen.layers if layer.keys is not None]  # some have one for each layer of the encoder
     caches = [(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in used]
+    decoder = exporter.export(decoding, inputs, options).components[SINGLE]
     if not model.config.is_encoder_decoder:
-        return {SINGLE: stages["decode"]}, caches
-    without_passed_on(stages["decode"])  # the keys and values of the source
+        return {SINGLE: decoder}, caches
+    without_passed_on(decoder)  # the keys and values of the source
     encoder = exporter.export(CrossAttentionEncoder(model), source, options).components[SINGLE]
-    return {ENCODER: encoder, DECODER: stages["decode"]}, caches
+    return {ENCODER: encoder, DECODER: decoder}, caches
 
 
 def without_passed_on(component: Any) -> None:

@@ -16,6 +16,7 @@ from collab_heads.errors import ArgumentError
 from collab_heads.fitting.weight_grid import nearest_on_grid
 from collab_heads.layers.weight_grid import WEIGHT_BITS, GridWeights, codes_of, num_blocks, on_grid
 from collab_heads.model.site_size import num_bytes
+from collab_heads.serving.graph_engines import ENGINES as GRAPHS
 from collab_heads.serving.grids_in_graphs import DYNAMIC_QUANTISATION, Grids, pack_openvino
 from collab_heads.serving.grids_in_onnx import DOMAIN, pack_onnx
 from families import FAMILIES
@@ -93,7 +94,8 @@ def onnx_graph(read, weight):
 
 
 def run_onnx(program, given):
-    return ort.InferenceSession(ir.to_proto(program).SerializeToString()).run(None, {"x": given})[0]
+    options = GRAPHS["onnx"].options(None)["session_options"]
+    return ort.InferenceSession(ir.to_proto(program).SerializeToString(), options).run(None, {"x": given})[0]
 
 
 def assert_close(found, expected):
@@ -278,20 +280,6 @@ def rounded_states(states):
     return np.round(states / sizes * 127) * np.float32(1 / 127) * sizes
 
 
-def in_turns(weight):
-    """Weights of either sign in turns: processors without VNNI add the products of two inputs in 16 bits."""
-    return weight.abs() * (1 - 2 * (torch.arange(weight.shape[1]) % 2))
-
-
-def signs_in_turns(width):
-    """Weights of eight bits, in turns."""
-    module = linear(width, 8)
-    grid = next(on_grid(nn.Sequential(module)))[2]
-    codes = in_turns(grid.codes.int()).to(torch.int8)
-    module.weight.data = GridWeights(codes, grid.scales, 8).weight()
-    return module
-
-
 PRODUCTS = ("product", "product with a bias", "product with the transpose", "product with what is transposed there")
 
 
@@ -300,9 +288,9 @@ PRODUCTS = ("product", "product with a bias", "product with the transpose", "pro
 @pytest.mark.parametrize("is_on_grid", [True, False])
 def test_products_of_integers_in_onnx(is_on_grid, read, width):
     """The weights are those of the grid; only states are rounded, and weights that lie on none."""
-    module = signs_in_turns(width)
+    module = linear(width, 8)
     if not is_on_grid:
-        module.weight.data = in_turns(torch.randn(ROWS, width, generator=torch.Generator().manual_seed(2)))
+        module.weight.data = torch.randn(ROWS, width, generator=torch.Generator().manual_seed(2))
         del module.collab_weight_bits
     program, given = onnx_graph(read, module.weight.detach().numpy())
     grids = Grids(nn.Sequential(module), 8)
@@ -314,10 +302,19 @@ def test_products_of_integers_in_onnx(is_on_grid, read, width):
     assert "MatMulIntegerToFloat" in {node.op_type for node in program.graph}
 
 
+def test_products_of_integers_do_not_overflow():
+    """Processors without VNNI add the products of two inputs in 16 bits, unless the engine is told to be exact."""
+    weight = torch.full((ROWS, 64), 127 / 128)  # the scale is a number of half precision
+    program, _ = onnx_graph("product", weight.numpy())
+    pack_onnx(program, Grids(nn.Sequential(nn.Linear(64, ROWS)), 8))
+    given = np.ones((2, 3, 64), dtype=np.float32)
+    assert_close(run_onnx(program, given), given @ weight.numpy().T)
+
+
 @pytest.mark.parametrize("read", PRODUCTS)
 def test_each_token_is_rounded_over_a_range_of_its_own(read):
     """One is a thousand times as large as the others, which are not rounded to nothing beside it; one is zero."""
-    module = signs_in_turns(64)
+    module = linear(64, 8)
     program, given = onnx_graph(read, module.weight.detach().numpy())
     given[..., 0, :], given[..., 1, :] = 1000 * given[..., 0, :], 0
     pack_onnx(program, Grids(nn.Sequential(module), 8))
