@@ -38,7 +38,7 @@ class Graph(Target):
     """A graph that transformers' own exporters make: any size in every layer, a cache where the model generates."""
 
     has_int8 = embeds = True
-    site_seconds = 1.3, 2.5
+    site_seconds = 1.3, 1.9
     engine: ClassVar[str]  # that runs it; the extra of pyproject.toml with its packages
 
     def check(self, model, int8, tokenizer):

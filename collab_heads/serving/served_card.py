@@ -11,7 +11,7 @@ from collab_heads.base.option_values import ExportTarget
 from collab_heads.contract.registry import ctranslate2_form, get_adapter, is_lone_decoder
 from collab_heads.running.batches import reads_texts_alone
 from collab_heads.saving.card import ENCODERS, LIBRARY, NAME, TAG, VOCABULARY, base_of
-from collab_heads.serving.graph_engines import ENGINES
+from collab_heads.serving.graph_engines import ENGINES, EXACT
 from collab_heads.sites.record import trimmed_vocabulary
 
 EMBEDS, GENERATES, TRANSLATES, RUNS = "embeds", "generates", "translates", "runs"  # what models do
@@ -44,7 +44,9 @@ TOKENIZED = (
     "from transformers import AutoTokenizer\n\n"
     f"inputs = AutoTokenizer.from_pretrained('{NAME}')(['A sentence.'], padding=True, return_tensors='np')\n"
 )
-IN_ONNX = f"import onnxruntime\n{TOKENIZED}session = onnxruntime.InferenceSession('{NAME}/model.onnx')\n"
+IN_ONNX = f"import onnxruntime\n{TOKENIZED}options = onnxruntime.SessionOptions()\n"
+IN_ONNX += f"options.add_session_config_entry{EXACT}  # sums of eight bits overflow on some processors\n"
+IN_ONNX += f"session = onnxruntime.InferenceSession('{NAME}/model.onnx', options)\n"
 IN_ONNX += "named = {each.name: inputs[each.name] for each in session.get_inputs()}\n"
 IN_OPENVINO = (
     f"import openvino\n{TOKENIZED}"
