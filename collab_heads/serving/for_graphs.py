@@ -220,9 +220,9 @@ def generating(
     """Export the graphs that generation runs, and list the cache of every layer.
 
     The graph that decodes takes any number of tokens, so that it also reads the prompt, on an empty cache: transformers
-    would export another one for that, and take twice as long. A cache
-    holds all tokens, also where a window slides, and the mask hides those outside: a sliding cache cuts itself to its
-    window and counts in Python, which a graph cannot do.
+    would export another one for that, and take twice as long. A cache holds all tokens, also where a window slides, and
+    the mask hides those outside: a sliding cache cuts itself to its window and counts in Python, which a graph cannot
+    do.
     """
     from transformers.exporters.utils import decompose_for_generation
 
