@@ -45,7 +45,7 @@ TOKENIZED = (
     f"inputs = AutoTokenizer.from_pretrained('{NAME}')(['A sentence.'], padding=True, return_tensors='np')\n"
 )
 IN_ONNX = f"import onnxruntime\n{TOKENIZED}options = onnxruntime.SessionOptions()\n"
-IN_ONNX += f"options.add_session_config_entry{EXACT}  # sums of eight bits overflow on some processors\n"
+IN_ONNX += f"options.add_session_config_entry{EXACT}  # only without VNNI: sums of eight bits overflow\n"
 IN_ONNX += f"session = onnxruntime.InferenceSession('{NAME}/model.onnx', options)\n"
 IN_ONNX += "named = {each.name: inputs[each.name] for each in session.get_inputs()}\n"
 IN_OPENVINO = (

@@ -117,7 +117,8 @@ def test_weights_that_are_missing_are_not_random(kind, tmp_path):
 def test_a_weight_of_another_shape_is_named(field, weight, shapes, ignores, tmp_path):
     """transformers says that an argument is not set; that is for heads, and makes layers random."""
     BertForSequenceClassification(bert_config()).save_pretrained(tmp_path)
-    (config := bert_config()).__dict__[field] = 48
+    config = bert_config()
+    setattr(config, field, 48)
     config.save_pretrained(tmp_path)
     for kind in (AutoModelForSequenceClassification, AutoModel):
         with pytest.raises(LoadError, match=rf"its weight (bert\.)?{weight} has the shape {shapes}: its config.json"):

@@ -16,6 +16,7 @@ from collab_heads.errors import ArgumentError
 from collab_heads.fitting.weight_grid import nearest_on_grid
 from collab_heads.layers.weight_grid import WEIGHT_BITS, GridWeights, codes_of, num_blocks, on_grid
 from collab_heads.model.site_size import num_bytes
+from collab_heads.serving import graph_engines
 from collab_heads.serving.graph_engines import ENGINES as GRAPHS
 from collab_heads.serving.grids_in_graphs import DYNAMIC_QUANTISATION, Grids, pack_openvino
 from collab_heads.serving.grids_in_onnx import DOMAIN, pack_onnx
@@ -300,6 +301,21 @@ def test_products_of_integers_in_onnx(is_on_grid, read, width):
     packed, rounded = "1 of 1 weights on grids are packed: 1 of 8 bits", "weights rounded to 8 bits: 1"
     assert [*grids.notes()] == [packed if is_on_grid else rounded]
     assert "MatMulIntegerToFloat" in {node.op_type for node in program.graph}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), (("flags : fpu avx2", True), ("flags : avx512f avx512_vnni", False), ("avx_vnni", False))
+)
+def test_exact_sums_are_asked_for_where_others_overflow(text, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(graph_engines, "PROCESSORS", tmp_path / "cpuinfo")
+    assert graph_engines.sums_overflow()  # nothing is known
+    (tmp_path / "cpuinfo").write_text(text)
+    options, (name, value) = GRAPHS["onnx"].options(1)["session_options"], graph_engines.EXACT
+    if expected:
+        assert options.get_session_config_entry(name) == value
+    else:
+        with pytest.raises(RuntimeError, match=name):
+            options.get_session_config_entry(name)
 
 
 def test_products_of_integers_do_not_overflow():
