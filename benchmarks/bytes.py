@@ -200,7 +200,7 @@ def time_shares(model: nn.Module, original: nn.Module, inputs: Sequence[str]) ->
 def original_of(encoder: Encoder, store: RowStore, name: str) -> Judged:
     """Return what the original makes of the tasks."""
     model = encoder.load()
-    judged = encoder.judged(model)
+    judged = encoder.judged_once(model)
     if not any(row["method"] == "original" and row["model"] == name for row in store.rows):
         row = {"model": name, "method": "original", "size": None, "draw": 0, "MB": num_bytes(model) / 1e6}
         store.add(row | {"parameters": model.num_parameters()} | judged.scores)

@@ -22,6 +22,7 @@ Rows are kept as they come, in WORK/real_encoder.jsonl, and the smaller models i
 
 import argparse
 import functools
+import hashlib
 import io
 import statistics
 import time
@@ -82,6 +83,21 @@ class Encoder(Tasks):
         texts = dict.fromkeys(text for first, second, _ in self.task.dev for text in (first, second))
         vectors = rows[[self.task.index[text] for text in texts]]
         return Judged(dict(zip(SCORES, map(float, found), strict=True)), vectors, answers)
+
+    def judged_once(self, model: nn.Module) -> Judged:
+        """Do so, or read what is kept in WORK/judged/ of the same weights: an original is judged for every program."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(model.state_dict().items()):
+            digest.update(name.encode() + tensor.numpy().tobytes())
+        file = WORK / "judged" / f"{digest.hexdigest()[:16]}.safetensors"
+        if file.exists():
+            held = load_file(file)
+            return Judged(dict(zip(SCORES, held.pop("scores").tolist(), strict=True)), **held)
+        judged = self.judged(model)
+        file.parent.mkdir(exist_ok=True)
+        scores = torch.tensor([judged.scores[name] for name in SCORES], dtype=torch.float64)
+        save_file({"scores": scores, "vectors": judged.vectors, "answers": judged.answers}, file)
+        return judged
 
 
 class Made(NamedTuple):
@@ -235,15 +251,10 @@ def time_share(model: nn.Module, original: nn.Module) -> float:
 
 
 def judged_original(encoder: Encoder, store: RowStore) -> Judged:
-    """Return what the original makes of the tasks, which is measured once and kept."""
-    row, file = next((row for row in store.rows if row["method"] == "original"), None), PLACE / "original.safetensors"
-    if row and file.exists():
-        return Judged({name: row[name] for name in SCORES}, **load_file(file))
+    """Return what the original makes of the tasks."""
     model = encoder.load()
-    judged = encoder.judged(model)
-    PLACE.mkdir(exist_ok=True)
-    save_file({"vectors": judged.vectors, "answers": judged.answers}, file)
-    if not row:
+    judged = encoder.judged_once(model)
+    if not any(row["method"] == "original" for row in store.rows):
         row = {"method": "original", "budget": None, "draw": 0, "parameters": parameters(model)}
         store.add(row | {"MiB": mebibytes(model), "time": 1.0} | judged.scores)
         print(store.rows[-1], flush=True)
