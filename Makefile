@@ -14,7 +14,7 @@ demo: $(VENV)/.demo
 	$(BIN)/python run_translation.py --demo $(TRANSLATION_ROW)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 tests
+	$(BIN)/python -m pytest -n 2 --durations 15 tests
 
 test-slow: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 -m slow --durations 50 tests

@@ -7,13 +7,14 @@ import torch
 from compressing import batches_of
 from model_runs import aligned, output
 from pages import PAGES, run, tables_restored
+from slow_cases import slow
 
 from collab_heads import compress, plan
 from families import FAMILIES
 
 PART = "even_heads"
 QUICK = {"refine_steps": 0, "parts": (PART, "values")}
-SOME = pytest.mark.parametrize("name", ("bert", "marian", "qwen3"))
+SOME = pytest.mark.parametrize("name", ("bert", *slow("marian"), "qwen3"))
 
 
 @pytest.fixture
@@ -40,6 +41,7 @@ def test_its_budget_is_kept_and_the_result_loads_again(name, tmp_path):
     assert torch.equal(output(loaded, family.inputs()), output(model.eval(), family.inputs()))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("followed")
 def test_it_is_planned_by_operations_and_by_time():
     for measure in ("operations", "time"):

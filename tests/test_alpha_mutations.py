@@ -129,6 +129,7 @@ def test_missing_alphas_that_nobody_sets_are_caught(
         contract.test_missing_alphas_are_an_identity(FAMILIES[name], tmp_path, warnings_logged)
 
 
+@pytest.mark.slow
 def test_alphas_rounded_by_autocast_are_caught(monkeypatch):
     monkeypatch.setattr(alphas.HeadAlphas, "forward", lambda self, weight: mixed_weight(weight, self.alpha))
     for name in LAYOUTS:

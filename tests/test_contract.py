@@ -29,6 +29,7 @@ from model_runs import (
 )
 from model_sizes import EXACT, EXACT64, FP32_NOISE, HEAD_WIDTH, HEADS, KINDS, NARROW
 from opening import layers_of
+from slow_cases import slow
 from transformers import AutoConfig
 
 import collab_heads
@@ -313,7 +314,7 @@ GENERATION = {
 }
 
 
-@pytest.mark.parametrize("mode", GENERATION)
+@pytest.mark.parametrize("mode", ("beams", *slow("greedy", "sampling")))
 def test_generation(generator_family, kind, mode):
     """Token-identical: lossless to the original; cached to uncached; static to dynamic, also when narrow."""
     original, swapped, narrow = (generator_family.build().double() for _ in range(3))

@@ -25,6 +25,7 @@ WITH_EXAMPLES = [name for name, page in PAGES.items() if page.examples]
 SLOW = {
     "docs/index.md",
     "docs/guides/share-and-narrow.md",
+    "docs/guides/source-or-prefix.md",
     "docs/guides/gates-and-removal.md",
     "docs/guides/mix-and-rotate.md",
     "docs/guides/see-what-heads-do.md",

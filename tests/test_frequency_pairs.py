@@ -388,6 +388,7 @@ def test_widths_are_whole_pairs():
     assert "frequency pairs" in str(report) and "rounded up" in str(report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("least", (calibrate.LEAST, 0))
 def test_one_pass_over_the_calls_serves_the_curve_and_all_fits_of_a_site(monkeypatch, least):
     """The Gram matrices of the pairs take longest; they are kept where the moments of a site are made again."""

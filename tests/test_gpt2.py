@@ -169,6 +169,7 @@ def test_the_second_eager_attention_in_half_precision():
     assert (found - expected).square().mean().sqrt() < BF16 * expected.std()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ("shared", "per_head", "shared+values", "pruned", "mixed"))
 def test_generation_with_cross_attention(change):
     """Prompts that another stack speaks to: cached once, in both kinds of cache, by beams."""
@@ -213,6 +214,7 @@ def test_a_classifier_reads_the_last_token():
     assert expected.shape == (3, 3)
 
 
+@pytest.mark.slow
 def test_compress_and_distill():
     """Of both kinds of attention; the site in its stock class learns, too."""
     model, inputs = CROSS.build(), cross_batch()

@@ -238,6 +238,7 @@ print(*sorted(set(sys.modules) - before))
 """
 
 
+@pytest.mark.slow
 def test_importing_the_package_imports_no_modelling_code():
     """The rest takes a third of a second, the code of forty families a whole one."""
     done = subprocess.run([sys.executable, "-c", FRESH], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -11,6 +11,7 @@ from compressing import batches_of, first_block
 from model_inputs import cast
 from model_runs import aligned, output, pickled
 from opening import layers_of
+from slow_cases import slow
 from transformers import AutoConfig, AutoModel
 
 import collab_heads
@@ -180,7 +181,9 @@ def test_a_block_without_neurons_is_its_mean(name):
     assert report.blocks[0].share_lost == pytest.approx(1, abs=1e-6)
 
 
-@of_family
+@pytest.mark.parametrize(
+    "name", ("bert", "qwen3", *slow(*(name for name in FAMILIES if name not in ("bert", "qwen3"))))
+)
 def test_it_composes_with_everything_else(name):
     """Heads, narrower queries, keys and values, and neurons; compressed twice."""
     family = FAMILIES[name]

@@ -98,6 +98,7 @@ def assert_same(found, expected):
         assert found == (expected if isinstance(expected, str | int) else pytest.approx(expected, abs=LOSSLESS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ("onnx", pytest.param("openvino", marks=pytest.mark.slow)))
 @pytest.mark.parametrize(
     "task, kind",

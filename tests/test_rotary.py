@@ -181,6 +181,7 @@ def test_generation_with_what_generates(name):
     assert torch.equal(model.generate(**prompt, **options, assistant_model=assistant), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", each(["qwen3", "gemma3"]))
 def test_compression_by_key_heads(name):
     """A budget of the cache takes key heads and values, with all heads of a key head at once."""

@@ -46,6 +46,7 @@ def trained(model, tmp_path):
     return transformers.Trainer(model, settings, train_dataset=ROWS, eval_dataset=ROWS)
 
 
+@pytest.mark.slow
 def test_trainer_stores_goes_on_and_loads_the_best(trained, tmp_path):
     trained.train()
     trained.save_model()

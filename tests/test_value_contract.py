@@ -14,6 +14,7 @@ from model_inputs import cast
 from model_runs import aligned, is_swapped, output, set_backend, sites, swap
 from model_sizes import EXACT, EXACT64, HEAD_WIDTH, HEADS, NARROW, NARROW_VALUES, WITH_VALUES
 from opening import layers_of, record_of
+from slow_cases import slow
 from test_head_contract import assert_pruned_equals_gated, assert_same_state
 from unchanged import refused
 
@@ -109,7 +110,7 @@ def test_caches(name, kind):
     contract.test_stepwise_logits_when_narrow(FAMILIES[name], kind)
 
 
-@pytest.mark.parametrize("mode", ("greedy", "beams"))
+@pytest.mark.parametrize("mode", ("beams", *slow("greedy")))
 @every_generator
 def test_generation(name, kind, mode):
     contract.test_generation(FAMILIES[name], kind, mode)

@@ -46,6 +46,7 @@ def lines(capsys):
     return [line for line in capsys.readouterr().err.splitlines() if ": about" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_least")
 def test_commands_write_one_line_and_functions_none(capsys):
     original = bert()

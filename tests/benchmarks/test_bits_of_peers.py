@@ -146,6 +146,8 @@ def test_a_peer_without_data_is_measured_once(program, monkeypatch):
         def judged(self, model):
             return judged
 
+        judged_once = judged
+
     def method(name):
         def quantised(draw, size):
             calls.append((name, draw.number, size))

@@ -185,6 +185,7 @@ def test_replaceme_takes_the_blocks_of_the_smallest_cosine_distance(peers):
         assert all(a is b.self_attn.q_proj.weight for a, b in zip(kept, small.model.layers, strict=True))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_flap_scores_are_those_of_a_loop(peers):
     model = llama()

@@ -14,6 +14,7 @@ def digits(monkeypatch):
     return importlib.import_module("digits")
 
 
+@pytest.mark.slow
 def test_no_digit_is_in_both_splits_and_every_class_in_each(digits, tmp_path):
     _, train, _, validation = digits.write_digits(tmp_path)
     assert (train, validation) == (str(tmp_path / "train"), str(tmp_path / "validation"))

@@ -47,6 +47,7 @@ def test_the_layers_that_are_kept_move_the_output_least(dropped, original, batch
     assert dropped.nearest(original, 3, batches) == (0, 2, 3)
 
 
+@pytest.mark.slow
 def test_training_brings_the_model_nearer(dropped, original, batches):
     errors = []
     for steps in (1, 40):

@@ -82,6 +82,7 @@ def test_a_change_that_loses_something_shows(gpu, timing, monkeypatch):
     assert len(rows) == 2 and all(row["ratio"] > FP32_NOISE for row in rows)
 
 
+@pytest.mark.slow
 def test_what_cannot_run_is_named_and_the_others_go_on(gpu, timing, monkeypatch, capsys):
     calls = importlib.import_module("gpu_calls")
     load = calls.Bench.load

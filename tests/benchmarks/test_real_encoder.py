@@ -14,6 +14,7 @@ def program(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     found = importlib.import_module("real_encoder")
     monkeypatch.setattr(found, "PLACE", tmp_path / "real_encoder")
+    monkeypatch.setattr(found, "WORK", tmp_path)
     return found
 
 
@@ -33,25 +34,40 @@ def test_neighbours_and_answers_are_compared_with_the_original(program, monkeypa
     assert moved.compared(original) == {"flips": 25, "neighbours": pytest.approx(80)}
 
 
-class FakeEncoder:
-    """An encoder whose model is a number, by which its scores fall."""
+@pytest.fixture
+def encoder(program):
+    """Each model that it judges has lower scores."""
 
-    def __init__(self, folder):
-        self.loaded, self.judgements = 0, []
+    class FakeEncoder(program.Encoder):
+        def __init__(self):
+            self.judgements = []
 
-    def load(self):
-        return torch.nn.Linear(3, 2, bias=False)
+        def load(self):
+            torch.manual_seed(0)
+            return torch.nn.Linear(3, 2, bias=False)
 
-    def judged(self, model):
-        self.judgements.append(model)
-        program = importlib.import_module("real_encoder")
-        found = judged(program, torch.eye(12).tolist(), [0, 1])
-        scores = {name: 90.0 - len(self.judgements) for name in program.SCORES}
-        return found._replace(scores=scores)
+        def judged(self, model):
+            self.judgements.append(model)
+            found = judged(program, torch.eye(12).tolist(), [0, 1])
+            return found._replace(scores={name: 90.0 - len(self.judgements) for name in program.SCORES})
+
+    return FakeEncoder()
 
 
-def test_rows_that_are_there_are_not_measured_again(program, monkeypatch):
-    encoder, calls = FakeEncoder(""), []
+def test_an_original_is_judged_once(encoder):
+    """Whoever asks; other weights, and those of other names, are another's."""
+    first, again = (encoder.judged_once(encoder.load()) for _ in range(2))
+    assert len(encoder.judgements) == 1 and first.scores == again.scores
+    assert torch.equal(first.vectors, again.vectors) and torch.equal(first.answers, again.answers)
+    other = encoder.load()
+    other.weight.data[0, 0] += 1e-6
+    assert encoder.judged_once(other).scores != first.scores
+    encoder.judged_once(torch.nn.Sequential(encoder.load()))
+    assert len(encoder.judgements) == 3
+
+
+def test_rows_that_are_there_are_not_measured_again(program, encoder, monkeypatch):
+    calls = []
 
     def halved(draw, budget):
         calls.append((draw.number, budget))
@@ -72,6 +88,7 @@ def test_rows_that_are_there_are_not_measured_again(program, monkeypatch):
     assert bits["budget"] is None and bits["lost, retrieval"] == 2 and half["neighbours"] == 100 and half["time"] == 0.5
 
 
+@pytest.mark.slow
 def test_weights_of_an_onnx_file_are_found_by_their_biases(program, tmp_path):
     onnx = pytest.importorskip("onnx")
     torch.manual_seed(0)

@@ -7,6 +7,8 @@ import sys
 import pytest
 from pages import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def program(monkeypatch, tmp_path):

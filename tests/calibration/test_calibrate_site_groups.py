@@ -75,6 +75,7 @@ def test_what_is_held_is_one_group(monkeypatch):
         assert list(calibrated.of(site.path).outputs) == list(calibrated.of(site.path).query_key) == [site.path]
 
 
+@pytest.mark.slow
 def test_no_group_outlives_its_turn(monkeypatch):
     """Nobody who uses a group keeps it while the next one is calibrated, or while last projections are refitted."""
     monkeypatch.setattr(calibrate, "LEAST", 0)

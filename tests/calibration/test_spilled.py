@@ -122,6 +122,7 @@ def compressed(monkeypatch):
     return model.state_dict(), len(calls)
 
 
+@pytest.mark.slow
 def test_a_plan_keeps_what_it_calibrates_for_the_fits(monkeypatch):
     kept, calls = compressed(monkeypatch)
     monkeypatch.undo()

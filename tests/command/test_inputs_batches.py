@@ -16,6 +16,7 @@ def loaded(*argv):
     return args, *load(args)[:2]
 
 
+@pytest.mark.slow
 def test_pairs_are_batched_with_their_labels(marian, pairs):
     args, model, tokenizer = loaded(marian, "--data", *pairs, "--batch_size", 4)
     assert type(model).__name__ == "MarianMTModel" and model.dtype == torch.float32

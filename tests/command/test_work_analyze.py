@@ -100,6 +100,7 @@ def test_sentences_for_a_translation_model(marian, pairs, tmp_path):
     assert both.chosen and alone.chosen
 
 
+@pytest.mark.slow
 def test_what_removing_heads_costs_on_the_users_task(bert, tmp_path, capsys):
     """Once without each head, and without all that can go; the score is that of `collab-heads evaluate`."""
     data = write_lines(tmp_path / "text.txt", ["the dog runs", "a cat"])

@@ -132,6 +132,7 @@ def test_the_smaller_model_is_written_with_its_record(bert, texts, tmp_path, cap
     assert 0 < moved < 1
 
 
+@pytest.mark.slow
 def test_head_and_dtype_stay_and_pairs_are_read_as_pairs(bert, table, tmp_path):
     torch.manual_seed(0)
     source, out = tmp_path / "source", tmp_path / "small"
@@ -196,6 +197,7 @@ def test_only_the_named_parts_get_smaller(bert, texts, tmp_path):
         assert all(before == after for before, after in (site.sizes[part] for site in report.sites))
 
 
+@pytest.mark.slow
 def test_the_error_on_texts_of_another_kind_is_reported(bert, texts, tmp_path, capsys):
     others = translation_script.write_lines(tmp_path / "others", [f"w{i} w{i + 1} w9" for i in range(1, 20)])
     report = run(bert, "--data", texts, "--validation", others, "--output_dir", tmp_path / "out", *QUICK)
@@ -204,6 +206,7 @@ def test_the_error_on_texts_of_another_kind_is_reported(bert, texts, tmp_path, c
     assert "on the examples of validation" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_plan_changes_and_writes_nothing_but_itself(bert, texts, tmp_path, monkeypatch, capsys):
     before = files(bert)
     monkeypatch.chdir(tmp_path)
@@ -218,6 +221,7 @@ def test_a_plan_changes_and_writes_nothing_but_itself(bert, texts, tmp_path, mon
     assert files(bert) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", (OSError(28, "No space left on device"), KeyboardInterrupt()))
 def test_what_is_stopped_while_it_writes_leaves_nothing(bert, texts, tmp_path, monkeypatch, problem):
     def stop(*args):
@@ -241,6 +245,7 @@ def test_sentences_are_drawn_by_the_seed(bert, texts, tmp_path):
         run(bert, "--data", texts, "--samples", 7, "--plan")
 
 
+@pytest.mark.slow
 def test_the_other_parts_of_a_sentence_transformer_come_along(bert, texts, tmp_path):
     source, out = tmp_path / "source", tmp_path / "small"
     (source / "1_Pooling").mkdir(parents=True)
@@ -327,6 +332,7 @@ def test_models_that_are_not_supported_are_refused_in_one_line(bert, texts, tmp_
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_head_that_the_config_names_and_the_folder_lacks_is_no_part_of_the_model(texts, tmp_path):
     """As all-mpnet-base-v2's: the head would be random, and what it makes of the states is what would be kept."""
     plain = tiny.write_modules(tiny.save_tiny_bert(tmp_path / "plain"))
@@ -390,6 +396,7 @@ def test_a_language_model_distils_at_the_rate_that_is_given(decoder, texts, tmp_
     assert rates == [0.01, 0.003]
 
 
+@pytest.mark.slow
 def test_texts_that_the_model_writes_itself(decoder, texts, tmp_path, monkeypatch, capsys):
     given = []
 
@@ -418,6 +425,7 @@ def test_a_mixture_calibrates(decoder, texts, table, tmp_path, capsys):
     assert made.measured is not None
 
 
+@pytest.mark.slow
 def test_a_second_budget_begins_with_the_measurements_of_the_first(bert, texts, tmp_path, monkeypatch):
     flags = ("--data", texts, "--measurements", tmp_path / "measured.json", *QUICK)
     made = run(bert, *flags, "--plan")

@@ -19,6 +19,7 @@ def table(tmp_path):
     return tiny.write_csv(tmp_path / "dev.csv", rows)
 
 
+@pytest.mark.slow
 def test_the_report_is_that_of_the_library(bert, table, capsys):
     report = commands.run("evaluate", bert, bert, "--task", "similarity", "--data", table)
     assert str(report) in capsys.readouterr().out

@@ -120,6 +120,7 @@ def dies(*args, **options):
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ("distill_on", pytest.param("evaluate", marks=pytest.mark.slow)))
 def test_a_recipe_repeats_a_model_also_in_a_run_that_was_killed(whole, tmp_path, monkeypatch, capsys, place):
     def repeated(args):
@@ -253,6 +254,7 @@ def test_a_target_gets_the_shape_that_it_needs(bert, texts, tmp_path, monkeypatc
     assert (tmp_path / "a/ctranslate2/model.safetensors").exists() and (tmp_path / "a/config.json").exists()
 
 
+@pytest.mark.slow
 def test_targets_without_a_score_are_named_before_the_work_and_in_the_table(
     bert, texts, scoring, tmp_path, monkeypatch, capsys
 ):
@@ -287,6 +289,7 @@ def test_a_file_for_llama_cpp_is_scored(texts, tmp_path):
     assert (tmp_path / "a/gguf/model.gguf").exists()
 
 
+@pytest.mark.slow
 def test_a_stock_checkpoint_is_scored_and_a_converted_translator(bert, texts, scoring, tmp_path, monkeypatch):
     monkeypatch.setattr(shrink, "exported", stored)
     monkeypatch.setattr(shrink, "compressed", copied)

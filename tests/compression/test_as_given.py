@@ -16,6 +16,7 @@ BERT, MARIAN = FAMILIES["bert"], FAMILIES["marian"]
 QUICK = {"refine_steps": 4}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "bert-decoder"])
 def test_inference_mode_leaves_a_model_that_trains(name):
     family, inside = FAMILIES[name], FAMILIES[name].build()
@@ -35,6 +36,7 @@ def test_a_model_that_was_made_in_inference_mode_is_refused(inside):
         compress(made, batches_of(BERT), 0.5, **QUICK)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", [torch.zeros(3, dtype=torch.long), torch.zeros(3, 2)], ids=["one", "several"])
 def test_labels_leave_the_config_as_it_was(labels):
     """Transformers guess the kind of the problem from them, and note it."""
@@ -44,6 +46,7 @@ def test_labels_leave_the_config_as_it_was(labels):
     assert_unchanged(model, before)
 
 
+@pytest.mark.slow
 def test_a_model_that_returns_tuples():
     model, named = BERT.build(), BERT.build()
     model.config.return_dict = False
@@ -60,6 +63,7 @@ def test_logits_that_are_no_numbers_are_refused():
         compress(model, batches_of(BERT), 0.5)
 
 
+@pytest.mark.slow
 def test_tokens_that_a_model_rules_out_add_nothing():
     model = MARIAN.build()
     model.final_logits_bias[:, 1] = -math.inf
@@ -88,6 +92,7 @@ def test_an_error_while_the_result_is_measured_leaves_the_model_as_it_was(monkey
     assert_unchanged(model, before)
 
 
+@pytest.mark.slow
 def test_the_encoder_of_a_translator_caches_nothing():
     model = MARIAN.build()
     report = compress(model, batches_of(MARIAN), 0.5, of="cache", **QUICK)
@@ -97,6 +102,7 @@ def test_the_encoder_of_a_translator_caches_nothing():
         assert not is_of_encoder or site.parameters_after == site.parameters_before
 
 
+@pytest.mark.slow
 def test_a_budget_of_what_the_sites_have_none_of_is_refused():
     model = MARIAN.build()
     with refused(model, ArgumentError, "of='cache'", "have none of it"):
@@ -104,6 +110,7 @@ def test_a_budget_of_what_the_sites_have_none_of_is_refused():
     assert "cached elements" not in str(compress(model, batches_of(MARIAN), 0.5, sites="enc-self", **QUICK))
 
 
+@pytest.mark.slow
 def test_only_a_decoder_has_a_cache_to_report():
     encoder, translator = (str(compress(each.build(), batches_of(each), 0.5, **QUICK)) for each in (BERT, MARIAN))
     for word in ("cached elements of layers", "cache/token"):

@@ -55,6 +55,7 @@ def test_the_bytes_of_every_family_are_those_of_the_plan(family, monkeypatch):
     assert {site.bits_after for site in report.sites} & {8, 4, 3} and "bits" in str(report)
 
 
+@pytest.mark.slow
 def test_tables_may_have_other_bits_than_layers():
     model = built("bert")
     report = compress(model, batches_of(FAMILIES["bert"]), 0.15, bits=8, table_bits=(4, 3), refine_steps=0)
@@ -74,6 +75,7 @@ def test_plans_keep_the_bits_of_tables(tmp_path):
     assert made.options.table_bits == (3,) and made.options.bits == (8,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["shared", "per_head"])
 def test_swapped_sites_too(kind, monkeypatch):
     model = built("bert")
@@ -105,6 +107,7 @@ def test_a_size_needs_no_bits():
     assert not list(grids_in(model)) and num_bytes(model) == sum(each.nbytes for each in model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", *slow("t5", "gpt2", "qwen3")])
 def test_a_stored_plan_and_stored_measurements_give_the_same(name, tmp_path):
     file, batches = tmp_path / "measured.json", batches_of(FAMILIES[name], MANY)
@@ -120,6 +123,7 @@ def test_a_stored_plan_and_stored_measurements_give_the_same(name, tmp_path):
         assert all(torch.equal(left, right) for left, right in pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", *slow("llama", "marian", "gpt2")])
 @pytest.mark.parametrize("stop", [*slow(1), 3])
 def test_a_run_that_was_killed_among_the_grids_ends_as_an_unbroken_one(name, stop, tmp_path, monkeypatch):
@@ -232,6 +236,7 @@ def test_gptq_leaves_less_of_the_error_than_rounding():
         assert 0 < lost[1] < 0.8 * lost[0]
 
 
+@pytest.mark.slow
 def test_the_last_projection_makes_up_for_the_bits_of_the_others():
     """Weights on grids move the output less where last projections are refitted on what they read then."""
     name = "gpt2"
@@ -274,6 +279,7 @@ def test_other_linear_layers_are_tables_too():
     assert "visual_projection" in {table.path for table in layers_of(built("clip")).tables}
 
 
+@pytest.mark.slow
 def test_a_plan_of_named_sites_leaves_tables_alone():
     model = built("bert")
     made = plan(model, batches_of(FAMILIES["bert"]), **OPTIONS, sites="enc-ffn")
@@ -295,6 +301,7 @@ def test_choices_have_each_of_the_bits_and_none_where_nothing_is_left():
         assert site.choices[-1] == Choice()
 
 
+@pytest.mark.slow
 def test_predictions_come_near_what_is_measured():
     """Errors of weights add to those of sizes; GPTQ's share is about that of the constant."""
     name = "gpt2"
@@ -354,6 +361,7 @@ def test_a_weight_that_half_precision_has_no_scale_for_is_named():
         rounded(site, 8)
 
 
+@pytest.mark.slow
 def test_heads_can_go_afterwards(tmp_path):
     """Also all of a site, whose output is a constant then."""
     model = built("bert")
@@ -365,6 +373,7 @@ def test_heads_can_go_afterwards(tmp_path):
     assert all(map(torch.equal, model.state_dict().values(), again.state_dict().values()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", *slow("gpt2", "t5", "xlm-roberta-decoder")])
 @pytest.mark.parametrize("bits", [*slow(None), (4, 3)])
 def test_a_packed_model_is_compressed_again(name, bits, tmp_path):
@@ -389,6 +398,7 @@ def test_a_model_of_two_dtypes_does_not_say_how_many_bytes_it_takes():
         plan(model, batches_of(FAMILIES["t5"]), of="bytes")
 
 
+@pytest.mark.slow
 def test_the_least_and_the_largest_size_that_a_message_names_are_possible():
     made = plan(built("bert"), batches_of(FAMILIES["bert"]), **OPTIONS)
     with pytest.raises(ArgumentError) as found:

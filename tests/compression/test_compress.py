@@ -41,6 +41,7 @@ def layer_parameters(model):
     return sum(parameter.numel() for part in parts for parameter in part.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [pytest.param(0.5, marks=pytest.mark.slow), 0.3])
 def test_a_budget_of_parameters_is_kept_and_used(family, kind, budget):
     model = family.build()
@@ -121,6 +122,7 @@ def test_a_plan_changes_nothing_and_its_numbers_are_real(family):
     assert first_site(model).path in str(report)
 
 
+@pytest.mark.slow
 def test_errors_add_up_to_what_is_predicted():
     """Nearly: large errors of several sites meet, and a tiny model has few sites for them to average out."""
     encoder = FAMILIES["t5-encoder"]
@@ -255,6 +257,7 @@ def test_a_plan_is_for_one_model_as_it_was():
         compress(other, made, 0.5)
 
 
+@pytest.mark.slow
 def test_a_plan_that_did_not_hold_is_told():
     report = compress(BERT.build(), batches_of(BERT), 0.5, **QUICK)
     kept = dataclasses.replace(report, predicted_error=0.2, measured_error=0.3)
@@ -297,6 +300,7 @@ def test_a_budget_of_time_is_kept_by_the_measured_table_and_timed_again(after, n
     assert ("timed again" in str(report)) == noted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", ["states", "classes"])
 def test_the_error_on_examples_of_another_kind_is_that_of_the_model(of):
     """By hand, from the outputs before and after; padding does not count."""
@@ -327,6 +331,7 @@ def test_the_error_on_examples_of_another_kind_is_that_of_the_model(of):
     assert f"on the examples of validation {report.validation_error:.4f}" in str(report)
 
 
+@pytest.mark.slow
 def test_a_refit_must_help_on_examples_of_another_kind(monkeypatch):
     """The refit helps on the examples held out, and on the others it is much worse: it is left out."""
     kept = []
@@ -365,6 +370,7 @@ def test_examples_of_another_kind_are_checked_before_the_plan(monkeypatch):
     assert_unchanged(model, before)
 
 
+@pytest.mark.slow
 def test_the_seconds_of_a_plan_count():
     model = BERT.build()
     made = plan(model, batches_of(BERT), **QUICK)
@@ -396,6 +402,7 @@ def test_a_site_that_holds_stock_weights_as_they_are_is_compressed_further(of):
     assert torch.isfinite(model(**family.inputs()).logits).all()
 
 
+@pytest.mark.slow
 def test_timing_does_not_depend_on_what_memory_held(monkeypatch):
     """The frequency pairs of a narrower rotary head are indices."""
     build = apply_state.build_query_key

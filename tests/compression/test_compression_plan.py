@@ -29,6 +29,7 @@ def stored(made, tmp_path):
     return made.save(tmp_path / "plan.json")
 
 
+@pytest.mark.slow
 def test_a_loaded_plan_chooses_what_the_plan_does(made, stored):
     loaded = CompressionPlan.load(stored)
     assert (loaded.options, loaded.shape, loaded.sites, loaded.allowed) == (
@@ -54,6 +55,7 @@ def test_a_loaded_plan_compresses_as_the_plan_does(made, stored, monkeypatch):
     torch.testing.assert_close(*(output(model, BERT.inputs()) for model in models), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_loaded_plan_says_what_it_lacks(made, stored):
     loaded, model = CompressionPlan.load(stored), BERT.build()
     with refused(model, ArgumentError, "has no batches to fit to"):

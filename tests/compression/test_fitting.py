@@ -95,6 +95,7 @@ def test_an_error_that_can_be_undone_is_undone(name):
     assert fitted_error(made.measured, right) < UNDONE * fitted_error(made.measured, wrong)
 
 
+@pytest.mark.slow
 def test_an_error_before_a_scale_is_undone():
     """DINOv2 multiplies what a site puts out by a number per dimension before it is added."""
     family = FAMILIES["dinov2"]
@@ -135,6 +136,7 @@ def least_squares(rows, targets, present, ridge):
     return torch.linalg.lstsq(torch.cat([rows, near]), torch.cat([targets, near @ present])).solution
 
 
+@pytest.mark.slow
 def test_a_refit_is_a_regression_that_others_validate():
     """By hand: weights by the variance of what is read, padding left out, every eighth portion for the ridge."""
     made = measured_of("bert", 64)
@@ -178,6 +180,7 @@ def test_a_refit_is_a_regression_that_others_validate():
     assert found.bias.untyped_storage().nbytes() == found.bias.nbytes  # it outlives the change that it was part of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 def test_a_site_whose_heads_put_out_zeros(name):
     model = FAMILIES[name].build().eval()
@@ -188,6 +191,7 @@ def test_a_site_whose_heads_put_out_zeros(name):
     compress(model, batches_of(FAMILIES[name], MANY), 0.7, parts=("query_key", "neurons"), refine_steps=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-22, 1e20])
 def test_products_that_single_precision_cannot_hold(scale):
     """The same function, with values of another size."""
@@ -200,6 +204,7 @@ def test_products_that_single_precision_cannot_hold(scale):
     compress(model, batches_of(FAMILIES["bert"], MANY), 0.7, parts="heads", refine_steps=0)
 
 
+@pytest.mark.slow
 def test_what_overflows_is_not_refitted(monkeypatch):
     made, add = measured_of("bert"), Sums.add
     fitted = fit_choices(made.measured, made.choose(0.4))
@@ -214,6 +219,7 @@ def test_what_overflows_is_not_refitted(monkeypatch):
     assert fitted_in_order(made.measured, fitted, {}) == {}
 
 
+@pytest.mark.slow
 def test_what_loses_as_much_on_other_portions_is_not_refitted(monkeypatch):
     made = measured_of("bert")
     fitted = fit_choices(made.measured, made.choose(0.4))
@@ -248,6 +254,7 @@ def test_later_sites_make_up_for_earlier_ones():
         assert made.measured.probe.error() < 0.9 * before
 
 
+@pytest.mark.slow
 def test_the_error_falls_and_the_model_stays(family):
     made = plan(family.build(), batches_of(family, 64), refine_steps=0)
     before = snapshot(made.measured.model)
@@ -264,6 +271,7 @@ def test_the_error_falls_and_the_model_stays(family):
     assert dtypes == {torch.float32}  # as the model stores them
 
 
+@pytest.mark.slow
 def test_a_refit_that_does_not_help_is_left_out(monkeypatch):
     made = measured_of("bert")
     choices = made.choose(0.4)
@@ -281,6 +289,7 @@ def test_few_examples_are_not_fitted_to():
     assert fitted_in_order(measured_of("bert").measured, {}, {}) == {}
 
 
+@pytest.mark.slow
 def test_many_tokens_are_sampled(monkeypatch):
     made = measured_of("bert", 64)
     examples, tokens = fitting.examples_of(made.measured)
@@ -294,6 +303,7 @@ def test_many_tokens_are_sampled(monkeypatch):
     assert right and fitted_error(made.measured, right) < UNDONE * fitted_error(made.measured, wrong)
 
 
+@pytest.mark.slow
 def test_portions_of_all_lengths_choose_the_ridge():
     """Those of a batch are sorted by length, and batches have as many portions."""
     model, generator = FAMILIES["bert"].build().eval(), torch.Generator().manual_seed(0)
@@ -309,6 +319,7 @@ def test_portions_of_all_lengths_choose_the_ridge():
     assert max(chosen) - min(chosen) > 8
 
 
+@pytest.mark.slow
 def test_groups_of_targets_do_not_change_the_result(monkeypatch):
     made = measured_of("bert")
     fitted = fit_choices(made.measured, made.choose(0.4))

@@ -40,6 +40,7 @@ def counting(monkeypatch, name, stop=None):
     return calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", *slow("llama", "marian", "gpt2")])
 @pytest.mark.parametrize(
     "step, is_late", [("fit_site", False), ("refit", True), *slow(("fit_site", True), ("refit", False))]
@@ -66,6 +67,7 @@ def test_a_killed_run_ends_as_an_unbroken_one(name, step, is_late, tmp_path, mon
     assert [each.training for each in unbroken.modules()] == [each.training for each in resumed.modules()]
 
 
+@pytest.mark.slow
 def test_another_budget_fits_anew(tmp_path, monkeypatch):
     file, batches = tmp_path / "measured.json", batches_of(FAMILIES["bert"], MANY)
     counting(monkeypatch, "refit", 0)

@@ -88,6 +88,7 @@ def test_sizes_are_timed_in_turns(monkeypatch):
     assert_unchanged(model, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ("onnxruntime", *slow(*ENGINE_WORDS[2:])))
 @pytest.mark.parametrize("name", ("bert", *slow("marian", "t5", "qwen3")))
 def test_an_engine_computes_what_is_timed(name, engine, monkeypatch):

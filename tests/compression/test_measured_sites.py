@@ -34,6 +34,7 @@ def counting(monkeypatch, stop=None):
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "llama", "marian"])
 def test_a_killed_plan_ends_as_an_unbroken_one(name, tmp_path, monkeypatch):
     file, unbroken = tmp_path / "measured.json", planned(name, None)

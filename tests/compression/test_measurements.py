@@ -17,6 +17,7 @@ from collab_heads.model.site_size import FeedForwardGeometry
 from families import FAMILIES
 
 
+@pytest.mark.slow
 def test_errors_of_sites_are_those_of_examples_that_are_held_out():
     """Every part of every site, at every size: other held-out examples give other errors, with the same fits."""
     family, found = FAMILIES["bert"], []
@@ -99,6 +100,7 @@ def test_sensitivities_are_measured_on_an_even_sample_of_long_texts():
     assert fewer(images, 10) is images
 
 
+@pytest.mark.slow
 def test_the_sensitivities_of_a_plan_are_measured_on_few_positions(monkeypatch):
     model, seen = FAMILIES["bert"].build(), []
     monkeypatch.setattr(measurements, "PROBED", 70)

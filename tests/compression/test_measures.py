@@ -15,6 +15,7 @@ from families import FAMILIES
 ALBERT, MARIAN, GEMMA = FAMILIES["albert-groups"], FAMILIES["marian"], FAMILIES["gemma3"]
 
 
+@pytest.mark.slow
 def test_layers_that_share_a_site_share_its_parameters_and_cache_one_by_one():
     """Of three layers two share a group, of which each has two sites."""
     model = ALBERT.build()
@@ -38,6 +39,7 @@ def translations(*lengths):
     ]
 
 
+@pytest.mark.slow
 def test_of_a_translator_sources_and_targets_are_cached_by_their_numbers():
     """Of 17 tokens in all sources and 12 in all targets; the encoder caches nothing."""
     report = compress(MARIAN.build(), translations((9, 6), (8, 6)), 0.5, of="cache", refine_steps=0)

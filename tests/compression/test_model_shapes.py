@@ -114,12 +114,14 @@ def test_uniform_leaves_what_the_config_does_not_count_alone():
         assert not any("vision" in path for path in ours) and (name == "siglip" or not ours)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sites", ["enc-self", ["enc-self", "dec-self", "dec-enc"]])
 def test_uniform_changes_attention_as_a_whole(sites):
     made = plan(FAMILIES["t5"].build(), batches_of(FAMILIES["t5"]), refine_steps=0, shape="uniform", sites=sites)
     assert (made.least < 1) == (sites != "enc-self")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["marian", "distilbert", *slow("t5", "gpt2")])
 def test_ctranslate2_sites_have_one_width_and_one_number_of_heads(name):
     model = FAMILIES[name].build()

@@ -29,6 +29,7 @@ def layer_widths(model):
     return {width for pair in found for width in pair}
 
 
+@pytest.mark.slow
 def test_widths_that_change_are_multiples(family, kind):
     free = plan(family.build(), batches_of(family), kind=kind, refine_steps=0)
     every = [(use.shape, choice) for path, use in free.measured.uses.items() for choice in free.by_path[path].choices]
@@ -41,6 +42,7 @@ def test_widths_that_change_are_multiples(family, kind):
         assert not [width for width in layer_widths(model) - stock if width % MULTIPLE]
 
 
+@pytest.mark.slow
 def test_64_of_a_model_of_usual_widths():
     """Heads of width 32. A quarter of the sizes is left, and still most of a budget is used."""
     sizes = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 512, "num_hidden_layers": 2}

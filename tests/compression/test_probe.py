@@ -46,6 +46,7 @@ def test_of_answers_in_texts_both_ends_count():
     assert probe.error() == pytest.approx((sum(gaps) / len(gaps)) ** 0.5, rel=FP32_NOISE) and probe.error() > 0.01
 
 
+@pytest.mark.slow
 def test_a_model_that_answers_is_compressed_and_distilled():
     model, batches = answering(6)
     original = copy.deepcopy(model)

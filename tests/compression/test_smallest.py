@@ -9,6 +9,7 @@ import pytest
 import torch
 from compressing import batches_of
 from model_runs import output
+from slow_cases import slow
 from unchanged import assert_unchanged, snapshot
 
 from collab_heads import compress
@@ -81,11 +82,16 @@ def test_a_score_is_kept_by_the_smallest_of_some_models():
 @pytest.mark.parametrize(
     ("score", "said"),
     [
-        (itertools.count(0, -1).__next__, "the model scores 0, and 0.* of parameters scores -1; .*: allow more"),
         (lambda: math.nan, "evaluate returned nan for the model as it is"),
         (lambda: None, "evaluate returned None: a number was expected"),
         (lambda: np.zeros(2), "evaluate returned .*: a number was expected"),
-        (iter([0, *[math.nan] * 6]).__next__, "the model scores 0, and 0.* of parameters scores nan; .*: allow more"),
+        *slow(
+            (itertools.count(0, -1).__next__, "the model scores 0, and 0.* of parameters scores -1; .*: allow more"),
+            (
+                iter([0, *[math.nan] * 6]).__next__,
+                "the model scores 0, and 0.* of parameters scores nan; .*: allow more",
+            ),
+        ),
     ],
 )
 def test_a_score_that_no_model_keeps_leaves_the_model(score, said):

@@ -235,6 +235,7 @@ PRINTED = {
 MODELS_LOAD, *OTHERS = LATER
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", (MODELS_LOAD, *slow(*OTHERS)))
 def test_files_of_families_are_imported_when_they_are_needed(what, tmp_path):
     model = FAMILIES["bert"].build()

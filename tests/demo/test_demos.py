@@ -103,6 +103,7 @@ def test_the_demo_of_glue_learns():
     assert all(found["eval_accuracy"] > 0.8 for found in results.values())
 
 
+@pytest.mark.slow
 def test_the_demo_of_images(capsys, tmp_path, monkeypatch):
     """Every row is a run of the real command line; all others start from the trained original; paths have spaces."""
     (tmp_path / "a b").mkdir()
@@ -149,6 +150,7 @@ def test_the_demo_of_images_learns():
     assert all(found["eval_accuracy"] > 0.85 for found in results.values())
 
 
+@pytest.mark.slow
 def test_the_demo_of_translation(capsys, tmp_path, monkeypatch):
     (tmp_path / "a b").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "a b"))

@@ -13,6 +13,7 @@ def weights(folder):
     return (folder / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_it_is_trained_once_and_repeatable(tmp_path):
     folder = translation_model(tmp_path / "one", steps=2)
     model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)

@@ -86,6 +86,7 @@ def test_removed_heads_are_made_up_for_and_gates_and_alphas_stay(batches):
     assert "bert.encoder.layer.1.attention.output.dense.bias" in trained_parameters(layers_of(model))
 
 
+@pytest.mark.slow
 def test_it_never_comes_back_worse_than_it_came(pair, batches):
     model, original = pair
     before = weights(model)
@@ -105,6 +106,7 @@ def test_it_is_put_back_to_where_it_was_best(pair, batches):
     assert_close(again.before.hidden, report.after.hidden, rtol=FP32_NOISE, atol=0)
 
 
+@pytest.mark.slow
 def test_a_run_repeats_and_its_order_follows_the_seed(batches):
     found = []
     for seed in (0, 0, 1):
@@ -187,6 +189,7 @@ def test_the_report_speaks(pair, batches):
     assert (report.batches, report.held_out_batches) == (9, 1)
 
 
+@pytest.mark.slow
 def test_a_model_in_half_precision_stays_in_it():
     model, original = changed_pair()
     model, original = model.bfloat16(), original.bfloat16()

@@ -102,6 +102,7 @@ def test_the_original_translates_what_has_no_targets(family):
     assert ends
 
 
+@pytest.mark.slow
 def test_translation_models_learn_with_targets_and_without():
     (given,) = [FAMILIES["marian"].inputs()]
     source = {name: tensor for name, tensor in given.items() if name != "decoder_input_ids"}
@@ -114,6 +115,7 @@ def test_translation_models_learn_with_targets_and_without():
     assert len({report.before for report in reports}) == 3
 
 
+@pytest.mark.slow
 def test_labels_are_what_the_decoder_reads():
     labels = torch.tensor([[5, 6, 2], [7, 2, -100], [9, 8, 2]])
     model, original = changed_pair("marian")
@@ -127,6 +129,7 @@ def test_labels_are_what_the_decoder_reads():
     assert_close(reports[0].after.output, reports[1].after.output, rtol=FP32_NOISE, atol=0)
 
 
+@pytest.mark.slow
 def test_only_what_will_be_read_is_translated(monkeypatch):
     """Of ten batches one is held out, and a run of three steps trains on three."""
     model, original = changed_pair("marian")

@@ -67,6 +67,7 @@ def test_a_trimmed_model_learns_the_words_that_it_lost(trimmed):
     assert_unchanged(original, before)
 
 
+@pytest.mark.slow
 def test_layers_that_were_compressed_are_trained_as_well(trimmed):
     model, original, ours, theirs = trimmed
     compress(model, ours, 0.5, refine_steps=2)
@@ -78,6 +79,7 @@ def test_layers_that_were_compressed_are_trained_as_well(trimmed):
     assert not any("LayerNorm" in name for name in moved)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on(trimmed, tmp_path):
     model, original, ours, theirs = trimmed
     other = copy.deepcopy(model)

@@ -33,6 +33,7 @@ def compressed(name="bert", **options):
     return model, original
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "gpt2", pytest.param("marian", marks=pytest.mark.slow)])
 def test_a_model_comes_nearer_to_its_original_on_its_grids(name, tmp_path):
     model, original = compressed(name)
@@ -59,6 +60,7 @@ def test_weights_on_grids_and_their_biases_are_trained_and_nothing_else():
     assert {name for name in before if name.endswith("dense.bias") and name.rpartition(".")[0] in grids} & moved
 
 
+@pytest.mark.slow
 def test_the_same_is_trained_once_a_model_was_saved_and_loaded(tmp_path):
     model, _ = compressed()
     model.save_pretrained(tmp_path)
@@ -128,6 +130,7 @@ def test_scales_move_by_a_share_of_their_size_whatever_their_bits():
     assert sizes == pytest.approx(dict.fromkeys((8, 3), 0.01 * SCALE_RATE), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on(tmp_path, monkeypatch):
     def run(folder):
         model, original = compressed()
@@ -150,6 +153,7 @@ def test_a_killed_run_goes_on(tmp_path, monkeypatch):
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
+@pytest.mark.slow
 def test_in_half_precision_a_model_on_grids_is_refused():
     model, original = compressed()
     model, original = model.bfloat16(), original.bfloat16()
@@ -157,6 +161,7 @@ def test_in_half_precision_a_model_on_grids_is_refused():
         distill(model, original, batches_of(FAMILIES["bert"], 8), steps=2)
 
 
+@pytest.mark.slow
 def test_what_is_frozen_stays_on_its_grid_as_it_is():
     model, original = compressed(parts=())
     table = model.bert.embeddings.word_embeddings.weight

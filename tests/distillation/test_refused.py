@@ -231,6 +231,7 @@ def test_a_deep_copy_before_the_swap_is_an_original(batches):
     assert distill(changed, original, batches, steps=2).steps == 2
 
 
+@pytest.mark.slow
 def test_what_is_frozen_stays_as_it_is(pair, batches):
     model, original = pair
     frozen = {name: p for name, p in model.named_parameters() if "attention.output" in name}

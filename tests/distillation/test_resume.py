@@ -68,6 +68,7 @@ def test_a_killed_run_goes_on(dtype, dying, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_is_not_killed_leaves_nothing_but_what_was_there(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     expected = run()
@@ -87,6 +88,7 @@ def dies_everywhere(tmp_path, places):
     return not died
 
 
+@pytest.mark.slow
 def test_it_may_die_while_it_writes(tmp_path):
     assert not dies_everywhere(tmp_path, (1, 7, 20, 33))
 
@@ -169,6 +171,7 @@ def test_a_checkpoint_holds_tensors_and_json_only(checkpoint):
     assert progress["step"] == 3 and progress["run"]["steps"] == 8 and len(progress["history"]) == 2
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_deleted_is_told_and_nothing_is_lost(monkeypatch, tmp_path, caplog):
     def fails(folder):
         raise OutputError(f"{folder} cannot be written: read-only")

@@ -43,6 +43,7 @@ def flipped(classifier):
     return model
 
 
+@pytest.mark.slow
 def test_a_changed_model_beside_its_original(encoder, pruned, tmp_path):
     pruned.save_pretrained(tmp_path / "pruned")  # without a tokenizer: it is the original's
     pruned.train()  # its dropout is off while it is scored
@@ -96,6 +97,7 @@ def test_flips_show_what_the_score_hides(classifier):
     assert list(report.models[1].changes) == ["accuracy", "F1", "Matthews"]
 
 
+@pytest.mark.slow
 def test_language_and_translation_models(decoder, translator):
     model = AutoModelForCausalLM.from_pretrained(decoder)
     with torch.no_grad():
@@ -111,6 +113,7 @@ def test_language_and_translation_models(decoder, translator):
     assert list(report.models[0].scores) == ["BLEU", "chrF"] and report.models[1].flips == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["transformers", *slow("onnx", "openvino")])
 def test_an_exported_model(to, encoder, tmp_path):
     if to != "transformers":
@@ -145,6 +148,7 @@ def test_exported_models_of_the_other_tasks(classifier, scorer_of_pairs, decoder
         assert report.models[1].flips == 0
 
 
+@pytest.mark.slow
 def test_a_function_scores_too(encoder, pruned):
     seen = []
 
@@ -183,6 +187,7 @@ def test_every_model_is_tried_before_one_reads_all(encoder, decoder, classifier,
     assert read == [CHECKED] * 2
 
 
+@pytest.mark.slow
 def test_one_model_beside_the_original_is_in_memory_but_objects_of_the_caller_stay(encoder, pruned, monkeypatch):
     loaded, load = [], candidates.load
 
@@ -199,6 +204,7 @@ def test_one_model_beside_the_original_is_in_memory_but_objects_of_the_caller_st
     assert len(loaded) == 6 and [each.flips for each in report.models[::3]] == [None, 0]
 
 
+@pytest.mark.slow
 def test_each_model_is_timed_in_turns_with_the_original(encoder, pruned, monkeypatch):
     original, calls, clock = AutoModel.from_pretrained(encoder), [], iter(range(100))
 
@@ -214,6 +220,7 @@ def test_each_model_is_timed_in_turns_with_the_original(encoder, pruned, monkeyp
     assert [(each.seconds, each.time) for each in report.models] == [(10, 1), (3, 0.3)]
 
 
+@pytest.mark.slow
 def test_a_device_is_checked_before_anything_is_loaded_and_models_go_there(encoder, pruned, monkeypatch):
     right = {"original": encoder, "changed": pruned, "task": "similarity", "data": ROWS}
     with monkeypatch.context() as patch:
@@ -273,6 +280,7 @@ def test_what_is_refused(encoder, decoder, pruned, tmp_path, monkeypatch):
         evaluate(**right)
 
 
+@pytest.mark.slow
 def test_few_examples_are_warned_of(encoder, warnings_logged):
     evaluate(encoder, encoder, task="similarity", data=ROWS)
     assert "24 examples are few" in warnings_logged.text

@@ -185,6 +185,7 @@ def test_labels_that_a_model_does_not_have(classifier, encoder):
         made("classification", TEXTS[:1], ["high"]).check(AutoModel.from_pretrained(encoder), tokenizer)
 
 
+@pytest.mark.slow
 def test_translation(translator):
     model, tokenizer = load(AutoModelForSeq2SeqLM, translator)
     pairs = translation_models.pairs(5, 4)

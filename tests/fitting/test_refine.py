@@ -166,6 +166,7 @@ def test_only_the_new_parameters_change(family, kind):
         assert not torch.equal(ours, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", SMALL, indirect=True)
 def test_repeats_with_the_seed(family):
     (model, _), (again, _), (other, _) = (refined(family, seed=seed) for seed in (0, 0, 1))

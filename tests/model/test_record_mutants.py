@@ -157,6 +157,7 @@ def check_mutants(stored, count, seed):
     return told
 
 
+@pytest.mark.slow
 def test_a_hundred_mutants(stored):
     assert check_mutants(stored, 100, seed=0)["refused"] > 80
 

@@ -199,6 +199,7 @@ def folders(tmp_path):
     return tmp_path / "changed", tmp_path / "stock"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changed", ("encoder", pytest.param("decoder", marks=SLOW)))
 def test_an_encoder_decoder_made_of_a_changed_model(changed, folders, tmp_path):
     whole = pair(*folders) if changed == "encoder" else pair(*reversed(folders))

@@ -59,6 +59,7 @@ def test_an_optimizer_from_before_a_change_is_refused(change):
     assert not any(torch.equal(p, before[name]) for name, p in model.named_parameters() if p.grad.any())
 
 
+@pytest.mark.slow
 def test_a_trainer_that_trains_again_is_refused(tmp_path):
     """It keeps its optimizer."""
     trainer = trainer_of(classifier(), tmp_path, max_steps=1)

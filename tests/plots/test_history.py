@@ -81,6 +81,7 @@ def test_a_strip_has_a_row_per_head(history):
     assert [text.get_text() for text in encoder.get_yticklabels(minor=True)] == ["0", "1", "0", "2"]
 
 
+@pytest.mark.slow
 def test_an_animation_shows_every_step(history, tmp_path, monkeypatch):
     image = pytest.importorskip("PIL.Image")
     path = plots.history_animation(history, tmp_path / "moving.gif", "confidence", title="ours")

@@ -229,6 +229,7 @@ def test_attention_of_a_sentence_with_its_tokens():
         plots.attention_map(weights * float("nan"), ["a", "b"], ["c", "d"])
 
 
+@pytest.mark.slow
 def test_files_are_the_same_every_time_and_settings_stay(tmp_path):
     import matplotlib
     from PIL import Image

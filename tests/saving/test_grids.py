@@ -55,6 +55,7 @@ def test_a_model_is_stored_packed_and_loads_as_it_was(name, tmp_path):
     assert (tmp_path / "one/model.safetensors").read_bytes() == (tmp_path / "two/model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOME)
 def test_shards_and_other_dtypes(name, tmp_path):
     model = small(name)
@@ -93,6 +94,7 @@ def test_once_nothing_is_on_a_grid_the_model_is_stock(tmp_path):
     assert TIE not in read_metadata(tmp_path / "full/model.safetensors")
 
 
+@pytest.mark.slow
 def test_weights_and_config_belong_together(tmp_path):
     model = small("bert", parts=())
     model.save_pretrained(tmp_path / "packed")
@@ -127,6 +129,7 @@ def test_damaged_codes_are_refused(damage, tmp_path):
         type(model).from_pretrained(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_part_of_the_model_loads_from_the_files_of_the_whole(tmp_path):
     model = small("clip")
     model.save_pretrained(tmp_path)
@@ -138,6 +141,7 @@ def test_a_part_of_the_model_loads_from_the_files_of_the_whole(tmp_path):
     assert len(shared) > 20 and all(torch.equal(own[key], whole[key]) for key in shared)
 
 
+@pytest.mark.slow
 def test_a_stock_checkpoint_and_a_card(tmp_path):
     model = small("bert", 0.12, shape="uniform")
     before = copy.deepcopy(model.state_dict())
@@ -152,6 +156,7 @@ def test_a_stock_checkpoint_and_a_card(tmp_path):
     assert same(model, type(model).from_pretrained(tmp_path / "folded"))
 
 
+@pytest.mark.slow
 def test_trainer_loads_the_files_of_a_checkpoint(tmp_path):
     """It reads them with `load_state_dict`, not strictly: what it does not know would stay as it is."""
     model = small("gpt2")
@@ -165,6 +170,7 @@ def test_trainer_loads_the_files_of_a_checkpoint(tmp_path):
     assert [bits_of(module) for _, module, _ in on_grid(other)] == [bits_of(module) for _, module, _ in on_grid(model)]
 
 
+@pytest.mark.slow
 def test_codes_without_their_scales_are_named(tmp_path):
     model = small("gpt2")
     model.save_pretrained(tmp_path)
@@ -174,6 +180,7 @@ def test_codes_without_their_scales_are_named(tmp_path):
         model.load_state_dict(halves, strict=False)
 
 
+@pytest.mark.slow
 def test_a_state_that_is_given_is_packed_where_it_is_that_of_the_model(tmp_path):
     model = small("bert")
     model.save_pretrained(tmp_path / "own")
@@ -185,6 +192,7 @@ def test_a_state_that_is_given_is_packed_where_it_is_that_of_the_model(tmp_path)
     assert not any(name.endswith("weight_codes") for name in stored(tmp_path / "other"))
 
 
+@pytest.mark.slow
 def test_a_save_that_cannot_pack_says_so(tmp_path, caplog):
     model = small("bert")
     model.save_pretrained(tmp_path, save_original_format=False)
@@ -193,6 +201,7 @@ def test_a_save_that_cannot_pack_says_so(tmp_path, caplog):
     assert same(model, type(model).from_pretrained(tmp_path))
 
 
+@pytest.mark.slow
 def test_models_that_share_a_config_keep_their_own(tmp_path):
     model = small("bert", parts=())
     other = type(model)(model.config)
@@ -213,6 +222,7 @@ def test_a_weight_that_modules_share_has_one_name(name, tmp_path):
     assert (tmp_path / "one/config.json").read_bytes() == (tmp_path / "two/config.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_nan_among_the_scales_is_refused(tmp_path):
     model = small("bert", parts=())
     model.save_pretrained(tmp_path)

@@ -314,6 +314,7 @@ def test_what_differs_is_not_written(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_what_is_refused(tmp_path):
     model, full = changed("bert", "stock"), tmp_path / "full"
     full.mkdir()
@@ -684,6 +685,7 @@ def embedder(to, model, folder):
     return embed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "to", ["PyTorch", *(pytest.param(to, marks=pytest.mark.slow) for to in (*GRAPHS, "ctranslate2"))]
 )

@@ -47,6 +47,7 @@ def bad(folder, tmp_path):
     return copied(folder, tmp_path / "bad", manifest=False)
 
 
+@pytest.mark.slow
 def test_no_code_of_a_folder_runs(bad, monkeypatch):
     """The module that the folder names stands on the path, and says so when it is imported."""
     (bad / "hostile.py").write_text("raise SystemExit('code of the folder ran')\n")

@@ -7,6 +7,8 @@ from served_outputs import assert_same_outputs, text_batch
 from collab_heads import export, load_exported
 from families import FAMILIES
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("transformers.exporters.runners", reason="exports of graphs need transformers 5.23")
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")

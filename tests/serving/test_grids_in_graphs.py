@@ -211,6 +211,7 @@ def small(name):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ("onnx", *slow("openvino")))
 @pytest.mark.parametrize("name", SOME)
 def test_models_with_weights_on_grids(name, to, tmp_path):
@@ -343,6 +344,7 @@ def test_each_token_is_rounded_over_a_range_of_its_own(read):
     assert abs(found - exact)[..., 2:, :].max() < 0.02 * abs(exact)[..., 2:, :].max()
 
 
+@pytest.mark.slow
 def test_outputs_in_integers_do_not_depend_on_the_texts_beside(tmp_path):
     model = FAMILIES["bert"].build().eval()
     export(model, tmp_path / "served", int8=True)

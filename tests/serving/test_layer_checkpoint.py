@@ -145,6 +145,7 @@ def test_what_is_written(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_zeros_are_noted(tmp_path):
     model = FAMILIES["llama"].build().eval()
     any_heads_gone(model)
@@ -162,6 +163,7 @@ def test_sizes_that_all_layers_have_are_those_of_the_config(tmp_path):
     assert not report.notes or "sizes of their own" not in str(report)
 
 
+@pytest.mark.slow
 def test_a_plan_for_llama_cpp_has_no_zeros(tmp_path):
     """`shape="gguf"` plans heads, key heads and neurons, but key heads may lose some of their heads."""
     family = FAMILIES["llama"]

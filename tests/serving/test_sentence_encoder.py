@@ -116,6 +116,7 @@ def test_encode_is_that_of_sentence_transformers(to, encoder, in_onnx, tmp_path)
     torch.testing.assert_close(served(**batch).last_hidden_state[mask], states[mask], rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ("onnx", *slow("ctranslate2")))
 def test_evaluate_scores_the_embeddings_of_the_encoder(to, encoder, in_onnx, tmp_path):
     folder = in_onnx
@@ -312,6 +313,7 @@ def test_a_model_with_a_head_is_no_sentence_encoder(encoder, tmp_path):
     assert not is_sentence_encoder(AutoModel.from_pretrained(tmp_path / "cross"))
 
 
+@pytest.mark.slow
 def test_the_check_of_an_export_covers_embeddings(encoder, tmp_path, monkeypatch):
     """The engine's are another model's: also in eight bits, where little else would be an error."""
     target, load = TARGETS["onnx"], TARGETS["onnx"].load

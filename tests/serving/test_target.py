@@ -67,6 +67,7 @@ def test_the_process_is_left_as_it_was(to, tmp_path):
         torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 def test_changes_of_a_model_leave_the_process_as_it_was():
     family = FAMILIES["bert"]
     model = family.build()

@@ -86,6 +86,7 @@ def by_hand(model, options):
 SOME = [pytest.param(kind, marks=() if kind == "a target" else pytest.mark.slow) for kind in KINDS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SOME)
 def test_steps_are_those_of_a_loop_by_hand(kind, tmp_path):
     change, options = KINDS[kind]
@@ -142,6 +143,7 @@ def test_evaluation_has_no_penalty(tmp_path):
     assert during == pytest.approx(trainer_of(heads, tmp_path).evaluate()["eval_loss"], abs=LOSS32)
 
 
+@pytest.mark.slow
 def test_gates_and_alphas_have_groups_of_their_own(tmp_path):
     model = mixed(gated(classifier()))
     heads = exact(gate_lr=0.2, alpha_lr=0.3)
@@ -163,6 +165,7 @@ def test_what_there_is_to_watch_is_logged(tmp_path):
     assert opened == sorted(opened, reverse=True) and opened[-1] == 3
 
 
+@pytest.mark.slow
 def test_the_best_model_has_the_number_of_heads(tmp_path):
     """The first evaluations would win, and have more heads."""
     seen = []
@@ -189,6 +192,7 @@ def test_the_best_model_has_the_number_of_heads(tmp_path):
     assert heads_of(trainer.model) == 3
 
 
+@pytest.mark.slow
 def test_an_optimizer_of_ones_own_needs_the_groups(tmp_path):
     model = gated(classifier())
     trainer = trainer_of(model, tmp_path, exact())
@@ -221,6 +225,7 @@ def test_what_cannot_be_is_refused(tmp_path):
     assert isinstance(trainer, transformers.Trainer) and type(trainer).__name__ == "Trainer"
 
 
+@pytest.mark.slow
 def test_a_callback_that_is_not_attached_is_refused(tmp_path):
     """It would see the training and change nothing of it."""
     for make in (exact, lambda: head_training(rotation=HeadRotation(policy="random", count=2))):
@@ -277,6 +282,7 @@ def test_adapters_of_peft_are_looked_through(tmp_path):
     assert heads_of(model) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", (prune_heads, pytest.param(fold_heads, marks=pytest.mark.slow)))
 def test_a_model_that_was_changed_after_its_training_needs_a_new_trainer(change, tmp_path):
     """The optimizer of a second training is that of the first, with weights that may be gone."""
@@ -290,6 +296,7 @@ def test_a_model_that_was_changed_after_its_training_needs_a_new_trainer(change,
     assert all(not torch.equal(tensor, before[name]) for name, tensor in trainer.model.named_parameters())
 
 
+@pytest.mark.slow
 def test_the_card_of_a_trainer_says_what_the_attention_is(tmp_path):
     trainer = trainer_of(gated(classifier()), tmp_path, head_training(gate_weight=0.1), num_train_epochs=1)
     trainer.train()

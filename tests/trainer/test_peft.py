@@ -82,6 +82,7 @@ def trained(tmp_path_factory):
     return trainer, folder / "adapters"
 
 
+@pytest.mark.slow
 def test_gates_are_read_elsewhere(trained):
     trainer, folder = trained
     again = peft.PeftModel.from_pretrained(gated(classifier()), folder)
@@ -144,6 +145,7 @@ def test_a_checkpoint_without_them_is_not_gone_on_from(tmp_path):
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 
 
+@pytest.mark.slow
 def test_rotation_beside_adapters_is_refused_before_the_training(tmp_path):
     heads = head_training(rotation=HeadRotation(policy="random", count=2))
     with pytest.raises(ArgumentError, match=r"weights that PEFT does not store.*merge_and_unload"):

@@ -157,6 +157,7 @@ def test_only_safetensors_and_json_of_ours(tmp_path):
     assert names[0] == names[1]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     """Shapes agree, and transformers would load it."""
 
@@ -186,6 +187,7 @@ class BreaksOff:
         return self.stock(*args, **kwargs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", (KeyboardInterrupt(), *slow(RuntimeError("CUDA out of memory."))))
 def test_a_training_that_was_broken_off_begins_again(error, tmp_path):
     """By hand, or with a smaller batch, so with more steps; nothing listens twice."""

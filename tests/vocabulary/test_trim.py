@@ -239,6 +239,7 @@ def test_ids_of_configs_are_renumbered():
     assert generation.forced_decoder_ids == [[1, new]] and generation.lang_to_id == {"<|de|>": new}
 
 
+@pytest.mark.slow
 def test_compressed_models_are_trimmed_before_or_after(tmp_path):
     tokenizer = fast("WordPiece")
     tokenizer.save_pretrained(tmp_path / "source")

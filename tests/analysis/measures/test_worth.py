@@ -8,6 +8,7 @@ from model_inputs import cast
 from model_runs import set_backend
 from model_sizes import EXACT64, FP32_NOISE, HEADS
 from opening import layers_of as opened_layers
+from slow_cases import slow
 from unchanged import assert_unchanged, refused, snapshot
 
 import collab_heads
@@ -188,7 +189,7 @@ def mixing(steps, row, without=None):
     return matrices, starts
 
 
-@pytest.mark.parametrize("name, change", [*CASES[: len(STOCK)], ("bert", "shared"), ("marian", "pruned")])
+@pytest.mark.parametrize("name, change", [*slow(*CASES[: len(STOCK)]), ("bert", "shared"), ("marian", "pruned")])
 def test_rollout_is_the_product_of_all_maps(name, change):
     model, (inputs, counts) = model_in(name, change), ended(name)
     found, steps = worth(model, inputs, "rollout")["rollout"], steps_of(model, inputs)
@@ -282,6 +283,7 @@ def test_a_lone_head_leaves_the_residual_connection():
     assert float(found["flow"][path]) > FAR
 
 
+@pytest.mark.slow
 def test_the_model_is_left_as_it_was():
     for name in ("bert", "t5"):
         model, (inputs, _) = model_in(name, dtype=torch.float32).train(), ended(name)

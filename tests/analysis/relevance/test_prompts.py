@@ -137,6 +137,7 @@ def test_what_a_model_itself_makes_of_a_prompt():
     assert contributions(model, [{"input_ids": said, "labels": labels}]).counts.tolist() == [2, 2, 2]
 
 
+@pytest.mark.slow
 def test_the_table_the_numbers_and_the_report():
     model, inputs = model_in("qwen3"), batch()
     found = contributions(model, [inputs])

@@ -65,6 +65,7 @@ def test_text_is_text_and_numbers_stand_on_the_right():
     assert links == [f"#{each['id']}" for each in reader.all("section")] == ["#s0", "#second"]
 
 
+@pytest.mark.slow
 def test_only_its_own_script_may_run(html):
     """By the hash that browsers compare; what a model or a token is called cannot end the data."""
     reader = Reader(text := html.read_text(encoding="utf-8"))

@@ -19,6 +19,7 @@ COMPRESS = "--compress_budget 0.5 --refine_steps 3 --calibration_samples 32".spl
 NARROW_VALUES = "--collaborative --dim_value 0.5 --calibration_samples 16".split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "swap, stages",
     (

@@ -35,6 +35,7 @@ def seen(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", (COMPRESS, pytest.param(SWAP, marks=pytest.mark.slow)))
 @pytest.mark.parametrize("precision", ("no", pytest.param("bf16", marks=pytest.mark.slow)))
 def test_a_classifier_learns_from_itself_before_the_change(change, precision, bert, files, tmp_path, seen):
@@ -72,6 +73,7 @@ def test_another_model_can_be_learned_from(bert, files, tmp_path, seen):
     assert all(torch.equal(teacher[name], tensor) for name, tensor in original.state_dict().items())
 
 
+@pytest.mark.slow
 def test_an_original_that_does_not_fit_is_refused_before_anything_is_written(bert, marian, files, tmp_path):
     model = AutoModelForSequenceClassification.from_pretrained(bert, num_hidden_layers=1)
     model.save_pretrained(tmp_path / "one")

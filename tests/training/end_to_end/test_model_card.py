@@ -10,6 +10,8 @@ from transformers import BertForSequenceClassification
 
 from collab_heads.saving.marks import SENTENCE, SOURCE, WEIGHTS
 
+pytestmark = pytest.mark.slow
+
 RUN = "--collaborative --dim_shared_query_key 16 --refine_steps 0 --num_train_epochs 1 --max_eval_samples 5".split()
 
 
@@ -33,7 +35,6 @@ def test_a_run_leaves_a_card_beside_what_the_owner_wrote(bert, files, tmp_path, 
         assert refusal(lambda folder=folder: BertForSequenceClassification.from_pretrained(folder)).endswith(SENTENCE)
 
 
-@pytest.mark.slow
 def test_a_run_writes_its_own_card_again(bert, files, tmp_path):
     out = tmp_path / "out"
     run(bert, files, out, *RUN)

@@ -65,6 +65,7 @@ def scored(monkeypatch):
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", (pytest.param("epoch", marks=pytest.mark.slow), 2))
 def test_a_training_ends_early(every, scored, bert, files, tmp_path):
     """After the third epoch, or third evaluation; and so it does when it goes on from any checkpoint."""
@@ -141,6 +142,7 @@ def test_other_ways_to_prepare_pairs_give_the_same_training(marian, bilingual, t
     assert translation_script.differing(tmp_path / "two", tmp_path / "one") == []
 
 
+@pytest.mark.slow
 def test_pairs_are_padded_to_the_longest(marian, bilingual, monkeypatch):
     shapes = set()
     call = translation.Objective.__call__
@@ -158,6 +160,7 @@ def test_pairs_are_padded_to_the_longest(marian, bilingual, monkeypatch):
     assert shapes == {(40, 40)}
 
 
+@pytest.mark.slow
 def test_downloads_are_kept_in_a_folder(bert, files, tmp_path):
     """A model that lies in that folder as the Hub's client puts it there is found by its name, without a network."""
     place = tmp_path / "cache" / "hub" / "models--some--bert"

@@ -35,6 +35,7 @@ def everything(folder: Path) -> dict:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_the_runs_own_input_in_the_output_folder(bert, files, tmp_path):
     out = tmp_path / "out"
     run(bert, files, out, *SHORT)
@@ -89,6 +90,7 @@ def test_an_output_folder_that_cannot_be_is_refused_before_anything_is_read(bert
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", ((), (OVERWRITE,), ("--resume_from_checkpoint",)))
 def test_a_folder_that_another_run_has(more, bert, files, tmp_path):
     run(bert, files, tmp_path / "out", *SHORT, "--checkpointing_steps", 1)
@@ -123,6 +125,7 @@ def test_a_folder_that_resumes_elsewhere_is_cleared_too(bert, files, tmp_path):
     assert not (tmp_path / "two" / "step_0_1").exists()
 
 
+@pytest.mark.slow
 def test_a_file_put_into_a_checkpoint_survives_it(bert, files, tmp_path, monkeypatch):
     out, stock = tmp_path / "out", runs.Run.record_of_run
 
@@ -138,6 +141,7 @@ def test_a_file_put_into_a_checkpoint_survives_it(bert, files, tmp_path, monkeyp
     assert (out / "step_0_2" / "progress.json").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_deletes_what_a_killed_one_had_yet_to_delete(bert, files, tmp_path):
     """Also if there is nothing left to train."""
     more = ("--max_train_steps", 2, "--checkpointing_steps", 1)
@@ -146,6 +150,7 @@ def test_a_run_that_goes_on_deletes_what_a_killed_one_had_yet_to_delete(bert, fi
     assert [path.name for path in (tmp_path / "out").glob("step_*")] == ["step_0_2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ("model.staged", *slow("step_0_2", "all_results.json")))
 def test_a_disk_that_is_full(place, bert, files, tmp_path, monkeypatch):
     """A message; what was there stays, and the run can be gone on with."""

@@ -74,6 +74,7 @@ def test_phases(swap, stages, bert, files, tmp_path):
         assert [site["dim"] for site in found["sites"]] == [16, 16]
 
 
+@pytest.mark.slow
 def test_a_decoder_that_knows_no_padding_gets_it(bert, files, tmp_path):
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(bert)
@@ -103,6 +104,7 @@ def test_training_learns_and_a_lossless_swap_keeps_it(bert, files, tmp_path):
     assert results["stages"]["swapped"] == results["stages"]["fine_tuned"]
 
 
+@pytest.mark.slow
 def test_saved_model_evaluates_to_the_same(bert, files, tmp_path):
     """What was saved, loaded by the same script with nothing to train, gives the metrics it ended with."""
     ended = run(bert, files, tmp_path / "out", *SWAP, "--num_train_epochs", 4)
@@ -110,6 +112,7 @@ def test_saved_model_evaluates_to_the_same(bert, files, tmp_path):
     assert loaded["stages"] == {"loaded": ended["stages"]["fine_tuned"]}
 
 
+@pytest.mark.slow
 def test_a_run_without_output_folder_writes_nothing(bert, files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run(bert, files, None, "--max_train_steps", 1)
@@ -123,6 +126,7 @@ def test_same_seed_same_run(bert, files, tmp_path):
     assert runs[0] != runs[2]
 
 
+@pytest.mark.slow
 def test_predictions_and_tracking(bert, files, tmp_path):
     test = Path(files[1]).with_name("test.csv")
     out = tmp_path / "out"
@@ -139,6 +143,7 @@ def test_predictions_and_tracking(bert, files, tmp_path):
     assert len(events.Scalars("eval_accuracy")) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("terms", ("content", *slow("context")))
 def test_score_terms_stay_restricted_through_training(terms, bert, files, tmp_path):
     run(bert, files, tmp_path / "out", *SWAP, "--score_terms", terms)
@@ -175,6 +180,7 @@ def test_a_killed_run_ends_as_an_unbroken_one(bert, files, tmp_path):
     assert [name for name in weights if not torch.equal(weights[name], expected[name])] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     (
@@ -222,6 +228,7 @@ def test_both_phases_train_in_the_same_precision(bert, files, monkeypatch):
     assert dtypes[-1] == torch.bfloat16
 
 
+@pytest.mark.slow
 def test_a_half_precision_checkpoint_is_trained_in_full_precision(bert, files, tmp_path):
     AutoModelForSequenceClassification.from_pretrained(bert).to(torch.bfloat16).save_pretrained(tmp_path / "half")
     AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path / "half")
@@ -229,6 +236,7 @@ def test_a_half_precision_checkpoint_is_trained_in_full_precision(bert, files, t
     assert {tensor.dtype for tensor in load_file(tmp_path / "out" / "model.safetensors").values()} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_another_runs_folder_is_not_written_to(bert, files, tmp_path):
     more = ("--max_train_steps", 2, "--checkpointing_steps", 1)
     for name in ("first", "second"):
@@ -375,6 +383,7 @@ def test_an_output_folder_in_use_is_refused(bert, files, tmp_path):
     assert (out / "thesis.txt").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_a_head_that_does_not_fit_is_refused(bert, files, tmp_path):
     run(bert, files, tmp_path / "two", "--max_train_steps", 1)
     three = tiny.write_csv(tmp_path / "three.csv", tiny.rows(30, 0, labels=3))
@@ -386,6 +395,7 @@ def test_a_head_that_does_not_fit_is_refused(bert, files, tmp_path):
     assert list(results["stages"]) == ["fine_tuned"]
 
 
+@pytest.mark.slow
 def test_a_model_that_gives_nan_is_not_scored(bert, files, tmp_path):
     """An argmax over NaN is a valid class."""
     run(bert, files, tmp_path / "out", "--max_train_steps", 1)
@@ -396,6 +406,7 @@ def test_a_model_that_gives_nan_is_not_scored(bert, files, tmp_path):
         run(tmp_path / "out", files, None, "--num_train_epochs", 0)
 
 
+@pytest.mark.slow
 def test_a_swapped_model_is_not_swapped_again(bert, files, tmp_path):
     run(bert, files, tmp_path / "out", *SWAP, "--max_train_steps", 1)
     with pytest.raises(CollabHeadsError, match="is collaborative already"):

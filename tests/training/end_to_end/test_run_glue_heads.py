@@ -108,6 +108,7 @@ def test_heads_that_are_not_learned_go_before_training(bert, files, tmp_path):
     assert found["importance"] != found["random"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "swap, stages",
     (
@@ -129,6 +130,7 @@ def test_pruning_and_the_swap_go_together(swap, stages, bert, files, tmp_path):
     assert sum(site["dim"] for site in results["swap"]["sites"]) == (12 if swap == "after" else 32)
 
 
+@pytest.mark.slow
 def test_chosen_heads_go_after_the_swap(bert, files, tmp_path):
     more = (*NARROW, "--swap", "between", "--target_heads", 3, "--head_selection", "gradient", *RANKED)
     results = run(bert, files, tmp_path / "out", *more, "--num_train_epochs", 1)
@@ -205,6 +207,7 @@ def test_a_run_killed_in_the_selection_ends_as_an_unbroken_one(bert, files, tmp_
     assert differing(out, tmp_path / "unbroken") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     (
@@ -230,6 +233,7 @@ def test_resuming_in_one_process(more, resumed, bert, files, tmp_path):
         assert differing(out, copy) == []
 
 
+@pytest.mark.slow
 def test_another_target_does_not_continue_a_run(bert, files, tmp_path):
     more = ("--max_train_steps", 2, "--checkpointing_steps", 1, *RANKED)
     run(bert, files, tmp_path / "out", "--target_heads", "enc-self=3", *more)
@@ -287,6 +291,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(more, message, b
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_configuration_inside_the_output_folder_is_not_overwritten(bert, files, tmp_path):
     out = tmp_path / "out"
     run(bert, files, out, "--max_train_steps", 1)

@@ -117,6 +117,7 @@ def watched(monkeypatch):
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", (None, 0.02))
 def test_alphas_have_a_group_of_their_own(rate, bert, files, watched):
     """Without weight decay, with a rate of their own if one is given, and out of the clipping; also beside gates."""
@@ -133,6 +134,7 @@ def test_alphas_have_a_group_of_their_own(rate, bert, files, watched):
     assert len(clipped) == len(watched["names"]) - 4
 
 
+@pytest.mark.slow
 def test_alphas_of_a_loaded_model_do_not_decay(bert, files, tmp_path, watched):
     """Trained on without --alpha_mixing, they are weights like others, but for the decay."""
     run(bert, files, tmp_path / "first", "--alpha_mixing", "--max_train_steps", 2)
@@ -204,6 +206,7 @@ def test_folding_gates_and_what_has_nothing_to_fold(bert, files, tmp_path):
     check_loads(results, tmp_path / "whole", files)
 
 
+@pytest.mark.slow
 def test_a_collaborative_model_cannot_be_folded(bert, files, tmp_path):
     """Which is said before training, not after it."""
     run(bert, files, tmp_path / "first", *SWAP, "--max_train_steps", 1)
@@ -212,6 +215,7 @@ def test_a_collaborative_model_cannot_be_folded(bert, files, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more, stages",
     (
@@ -353,6 +357,7 @@ RUNS = {
 SLOW = ("gates", "chosen", "between", "disagreement", "statistics")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in RUNS])
 @from_checkpoints
 def test_resuming_in_one_process(name, resumed, bert, files, tmp_path):

@@ -41,6 +41,7 @@ def schedule(tmp_path):
     return write
 
 
+@pytest.mark.slow
 def test_heads_change_places_as_scheduled(schedule, bert, files, tmp_path, monkeypatch):
     """The weights are, to the bit, those of a training whose loop calls rotate_heads by hand; moments come along."""
     path, out = schedule({"2": [FIRST], "4": [FIRST, SECOND]}), tmp_path / "out"
@@ -107,6 +108,7 @@ def batches(monkeypatch):
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy, metric", (("hard", "confidence"), *slow(("soft", "l2"), ("local", "l2"), ("random", "l2")))
 )
@@ -210,6 +212,7 @@ def test_wrong_flags_are_refused_before_anything_is_written(more, message, bert,
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_schedule_inside_the_output_folder_is_not_overwritten(bert, files, tmp_path):
     out = tmp_path / "out"
     run(bert, files, out, "--max_train_steps", 1)
@@ -239,6 +242,7 @@ RUNS = {
 SLOW = ("cycle", "random", "gates", "bf16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in RUNS])
 @from_checkpoints
 def test_resuming_in_one_process(name, resumed, bert, files, tmp_path):

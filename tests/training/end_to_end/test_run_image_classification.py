@@ -44,6 +44,7 @@ def deit(files, tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "swap, stages",
     (
@@ -112,6 +113,7 @@ def test_mixing_and_rotation(deit, files, tmp_path):
     assert [moment.epoch for moment in history.moments] == [0, 1, 2] and set(history.values) == {"confidence", "alphas"}
 
 
+@pytest.mark.slow
 def test_predictions_of_the_test_images(deit, files, folder, tmp_path):
     out = tmp_path / "out"
     results = run(deit, files, out, "--num_train_epochs", 0, "--test_dir", folder / "test")
@@ -123,6 +125,7 @@ def test_predictions_of_the_test_images(deit, files, folder, tmp_path):
     assert results["stages"]["test"]["accuracy"] == pytest.approx(sum(right) / 6)
 
 
+@pytest.mark.slow
 def test_training_images_are_limited_class_by_class(files):
     results = run(SCRATCH, files, None, "--max_train_samples", 6, "--max_train_steps", 1, "--max_eval_samples", 3)
     assert results["train"][0]["examples"] == 6
@@ -180,6 +183,7 @@ def test_mirrored_images_are_others(files, tmp_path):
     assert all(differing(tmp_path / one, tmp_path / other) for one, other in (("not", "half"), ("half", "all")))
 
 
+@pytest.mark.slow
 def test_changed_images_do_not_continue_a_run(files, folder, tmp_path):
     out, more = tmp_path / "out", ("--max_train_steps", 2, "--checkpointing_steps", 1)
     shutil.copytree(folder / "train", tmp_path / "train")

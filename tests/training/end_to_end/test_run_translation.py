@@ -37,6 +37,7 @@ def test_a_model_from_scratch_learns_and_is_what_was_saved(marian, bilingual):
     assert loaded["parameters"] == ended["parameters"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ("marian", *slow("t5")))
 @pytest.mark.parametrize("mixing", ("shared", *slow("per_head")))
 def test_collaborative_from_scratch(model_type, mixing, bilingual, tmp_path):
@@ -151,6 +152,7 @@ def test_beam_and_length_settings_reach_generation(marian, bilingual, tmp_path):
     assert sum(map(len, found["long"])) > sum(map(len, found["brief"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision, multiple", (("no", 1), *slow(("bf16", 8))))
 def test_no_batch_has_more_tokens_than_asked_for(precision, multiple, marian, bilingual, monkeypatch):
     """Padding to a multiple of 8 included, where mixed precision wants it."""
@@ -210,6 +212,7 @@ def test_the_same_pairs_from_text_tables_and_the_hub(marian, bilingual, tmp_path
     assert list(run(marian, hub, None, "--do_predict")["stages"]) == ["loaded", "fine_tuned", "test"]
 
 
+@pytest.mark.slow
 def test_the_test_split_is_translated_and_scored(marian, bilingual, tmp_path):
     pairs = tiny.pairs(7, 2)
     files = [write_lines(tmp_path / f"test.{side}", lines) for side, lines in pairs.items()]

@@ -100,6 +100,7 @@ def test_from_scratch_with_all_at_once_and_folded(model_type, bilingual, tmp_pat
     assert len(HeadStatistics.load(tmp_path / "out" / "head_statistics").alphas) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more, last",
     (
@@ -276,6 +277,7 @@ RUNS = {
 SLOW = ("gates", "cycle", "epochs", "roles")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in RUNS])
 @from_checkpoints
 def test_resuming_in_one_process(name, resumed, marian, bilingual, tmp_path):

@@ -161,6 +161,7 @@ def test_languages_that_the_model_does_not_know(kind, language, bilingual, tmp_p
     refused(message, tmp_path / "model", bilingual, tmp_path / "out", *more)
 
 
+@pytest.mark.slow
 def test_a_changed_model(bilingual, marian, tmp_path):
     run(marian, bilingual, tmp_path / "swapped", *SWAP, "--max_train_steps", 0)
     refused("is collaborative already", tmp_path / "swapped", bilingual, tmp_path / "out", *SWAP)

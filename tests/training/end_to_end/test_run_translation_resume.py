@@ -43,6 +43,7 @@ RUNS = {
 BY_DEFAULT = ("best",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in BY_DEFAULT)) for n in RUNS])
 @from_checkpoints
 def test_resuming_in_one_process(name, resumed, marian, bilingual, tmp_path):
@@ -94,6 +95,7 @@ def test_a_killed_run_ends_as_an_unbroken_one(bilingual, tmp_path):
     assert all(translations(out, name) == translations(tmp_path / "unbroken", name) for name in names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", (("--load_best_model_at_end",), *slow((("--average_checkpoints", 2),))))
 def test_what_earlier_checkpoints_hold_is_not_looked_for_elsewhere(more, marian, bilingual, tmp_path):
     out = tmp_path / "out"

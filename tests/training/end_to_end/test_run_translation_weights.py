@@ -106,6 +106,7 @@ def scripted(monkeypatch):
 EVERY = ("--eval_steps", 2, "--checkpointing_steps", 2)
 
 
+@pytest.mark.slow
 def test_the_best_weights_are_kept(marian, bilingual, tmp_path, scripted):
     """The first of the best, of those that were trained: not the loaded model, nor the last."""
     left, out = scripted(50.0, 1.0, 9.0, 9.0, 3.0, 9.0), tmp_path / "out"
@@ -146,6 +147,7 @@ def mean_of(*folders) -> dict[str, torch.Tensor]:
     return {name: (sum(s[name].double() for s in states) / len(states)).float() for name in states[0]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number, steps, every, names",
     (

@@ -133,6 +133,7 @@ def test_schedule_evaluations_and_counts(tmp_path):
     assert trained.seconds > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epochs", (30, 0))
 def test_training_learns_and_zero_epochs_do_not(epochs):
     net, calls = model(), []
@@ -147,6 +148,7 @@ def test_training_learns_and_zero_epochs_do_not(epochs):
     assert not epochs or accuracy > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", (2, 50))
 def test_the_loss_is_on_the_bar_and_its_mean_in_the_end(every, monkeypatch):
     shown, losses = [], []
@@ -172,6 +174,7 @@ def test_divergence_stops_the_run():
         fine_tune(accelerator(), net, examples(8), arguments("--logging_steps", "1"), hooks())
 
 
+@pytest.mark.slow
 def test_model_is_plain_again_after_training():
     """The wrapper of mixed precision must not be left on a model that is swapped or saved next."""
     net = model()
@@ -252,6 +255,7 @@ def test_clipping_leaves_gates_alone():
         assert moved[0.0][name].norm() > 1
 
 
+@pytest.mark.slow
 def test_the_penalty_goes_through_the_training(monkeypatch):
     """It learns the number of steps, steps with the optimizer, and its numbers are logged beside the loss."""
     net, made, logged, groups = gated_model(), [], [], []
@@ -280,6 +284,7 @@ def test_the_penalty_goes_through_the_training(monkeypatch):
     assert all({"train_loss", "learning_rate", "heads_expected"} <= values.keys() for _, values in logged)
 
 
+@pytest.mark.slow
 def test_without_a_penalty_nothing_about_heads_is_logged(monkeypatch):
     logged, ours = [], accelerator()
     monkeypatch.setattr(ours, "log", lambda values, step: logged.append(values))

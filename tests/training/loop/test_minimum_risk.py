@@ -5,6 +5,7 @@ import sacrebleu
 import torch
 import translation_models as tiny
 from accelerate import Accelerator
+from slow_cases import slow
 from training_fixtures import fresh_accelerate  # noqa: F401
 
 from collab_heads.data.batches import IGNORED, Collate
@@ -43,7 +44,7 @@ def marian(tmp_path):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("metric, weight", (("bleu", 0.0), ("chrf", 0.7)))
+@pytest.mark.parametrize("metric, weight", (("chrf", 0.7), *slow(("bleu", 0.0))))
 def test_loss_and_gradient_are_those_of_the_formula(family, metric, weight, tmp_path):
     """Every candidate scored by itself, in a loop."""
     net, tokenizer, batch = batch_of(family, tmp_path)
@@ -153,6 +154,7 @@ def test_modes_and_random_numbers_of_a_check_are_left_alone(marian):
     assert all(parameter.grad is None for parameter in net.parameters())
 
 
+@pytest.mark.slow
 def test_samples_are_drawn_without_dropout(marian):
     net, tokenizer, batch = marian
     for module in net.modules():

@@ -58,6 +58,7 @@ def test_a_translation_run_that_learns_gates(marian, bilingual, tmp_path):
     assert "8 heads of 12" in page and "validation examples" in page
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_pictures")
 def test_a_glue_run_with_an_ablation_and_a_treebank(bert, files, tmp_path):
     out = tmp_path / "out"

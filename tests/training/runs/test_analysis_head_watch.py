@@ -57,6 +57,7 @@ def series(out) -> HeadHistory:
     return HeadHistory.load(out / SERIES)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_pictures", "drawing")
 @pytest.mark.parametrize("script", ("glue", pytest.param("translation", marks=pytest.mark.slow)))
 def test_the_training_is_the_same(script, bert, files, marian, bilingual, tmp_path):

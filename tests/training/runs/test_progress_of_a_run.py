@@ -1,7 +1,10 @@
 """A script shows one bar at a time, and none with `--quiet`: neither its own nor those of datasets."""
 
+import pytest
 import scripts
 from terminals import UP, shown
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_run_shows_one_bar_at_a_time_or_none(bert, files, tmp_path, capfd):

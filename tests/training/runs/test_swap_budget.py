@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 
+import pytest
 import torch
 from later import Later
 from model_sizes import HEADS, LAYERS
@@ -19,6 +20,7 @@ def bert():
     return FAMILIES["bert"].build()
 
 
+@pytest.mark.slow
 def test_a_budget_that_the_compression_would_refuse_is_refused_before_training(parse):
     model = bert()
     least = plan(model, [FAMILIES["bert"].inputs()]).least

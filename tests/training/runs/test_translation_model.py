@@ -29,6 +29,7 @@ def model_and_tokenizer(kind, tmp_path):
     return tiny.model(kind.removesuffix("50"), size=400, **more), tokenizer
 
 
+@pytest.mark.slow
 def test_language_codes(kind, model_and_tokenizer, tmp_path):
     """Encoded on both sides; the decoder starts as it was trained to; what is saved translates into the language."""
     (model, tokenizer), (source, target) = model_and_tokenizer, LANGUAGES[kind]

@@ -69,6 +69,7 @@ def test_a_damaged_checkpoint_is_refused_with_its_file_and_another_is_offered(ki
         assert fragment in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ("cut random states", "another optimizer", "broken progress"))
 def test_the_newest_whole_checkpoint_is_taken_and_that_is_said(kind, bert, files, out, capsys, caplog):
     expected = load_file(out / "model.safetensors")

@@ -97,6 +97,7 @@ def test_killed_at_any_operation_the_old_model_loads_or_the_new_one_or_none(tmp_
     assert {*seen} == {("old", "old weights"), ("new", "new weights"), None}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_sync")
 def test_killed_at_any_operation_nothing_of_ours_is_taken_for_the_users(tmp_path):
     """A file that is replaced; and clearing, which the next run finishes."""
