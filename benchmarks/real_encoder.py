@@ -85,7 +85,7 @@ class Encoder(Tasks):
         return Judged(dict(zip(SCORES, map(float, found), strict=True)), vectors, answers)
 
     def judged_once(self, model: nn.Module) -> Judged:
-        """Do so, or read what is kept in WORK/judged/ of the same weights: an original is judged for every program."""
+        """Embed them once for all programs: what a model of these weights makes of the tasks is in WORK/judged/."""
         digest = hashlib.sha256()
         for name, tensor in sorted(model.state_dict().items()):
             digest.update(name.encode() + tensor.numpy().tobytes())
