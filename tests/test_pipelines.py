@@ -99,12 +99,12 @@ def assert_same(found, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", ("onnx", pytest.param("openvino", marks=pytest.mark.slow)))
+@pytest.mark.parametrize("to", ("onnx", "openvino"))
 @pytest.mark.parametrize(
     "task, kind",
     [
         ("text-classification", AutoModelForSequenceClassification),
-        pytest.param("token-classification", AutoModelForTokenClassification, marks=pytest.mark.slow),
+        ("token-classification", AutoModelForTokenClassification),
     ],
 )
 def test_an_exported_model_of_texts(task, kind, to, bert, tmp_path, warnings_logged):

@@ -121,7 +121,7 @@ def dies(*args, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ("distill_on", pytest.param("evaluate", marks=pytest.mark.slow)))
+@pytest.mark.parametrize("place", ("distill_on", "evaluate"))
 def test_a_recipe_repeats_a_model_also_in_a_run_that_was_killed(whole, tmp_path, monkeypatch, capsys, place):
     def repeated(args):
         pytest.fail("a step that is done is done again")

@@ -42,7 +42,7 @@ def layer_parameters(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("budget", [pytest.param(0.5, marks=pytest.mark.slow), 0.3])
+@pytest.mark.parametrize("budget", [0.5, 0.3])
 def test_a_budget_of_parameters_is_kept_and_used(family, kind, budget):
     model = family.build()
     before, all_before = layer_parameters(model), model.num_parameters()

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from compressing import batches_of
-from slow_cases import slow
 
 from collab_heads import compress, plan
 from collab_heads.compression import fitting
@@ -41,10 +40,8 @@ def counting(monkeypatch, name, stop=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bert", *slow("llama", "marian", "gpt2")])
-@pytest.mark.parametrize(
-    "step, is_late", [("fit_site", False), ("refit", True), *slow(("fit_site", True), ("refit", False))]
-)
+@pytest.mark.parametrize("name", ["bert", "llama", "marian", "gpt2"])
+@pytest.mark.parametrize("step, is_late", [("fit_site", False), ("refit", True), ("fit_site", True), ("refit", False)])
 def test_a_killed_run_ends_as_an_unbroken_one(name, step, is_late, tmp_path, monkeypatch):
     file = tmp_path / "measured.json"
     plan(FAMILIES[name].build().eval(), batches_of(FAMILIES[name], MANY), **OPTIONS, measurements=file)

@@ -9,7 +9,6 @@ import torch
 from compressing import batches_of, first_site
 from opening import layers_of
 from served_outputs import ENGINE_NOISE
-from slow_cases import slow
 from unchanged import assert_unchanged, snapshot
 
 from collab_heads import plan
@@ -89,8 +88,8 @@ def test_sizes_are_timed_in_turns(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ("onnxruntime", *slow(*ENGINE_WORDS[2:])))
-@pytest.mark.parametrize("name", ("bert", *slow("marian", "t5", "qwen3")))
+@pytest.mark.parametrize("engine", ("onnxruntime", *ENGINE_WORDS[2:]))
+@pytest.mark.parametrize("name", ("bert", "marian", "t5", "qwen3"))
 def test_an_engine_computes_what_is_timed(name, engine, monkeypatch):
     """Each site is run at other sizes, in float and with few bits, as PyTorch runs it."""
     pytest.importorskip(ENGINES[engine].target if engine == "openvino" else "onnxruntime")

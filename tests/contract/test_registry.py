@@ -12,7 +12,6 @@ from model_configs import albert_config
 from model_inputs import batch
 from model_runs import aligned, is_swapped, output, swapped
 from model_sizes import FP32_NOISE, HEAD_WIDTH, HEADS, LAYERS, VOCABULARY, WIDTH
-from slow_cases import slow
 from transformers import AlbertModel, BertConfig, GPTNeoConfig, SplinterConfig, SplinterModel
 from transformers.models.splinter.modeling_splinter import SplinterSelfAttention, eager_attention_forward
 from unchanged import refused
@@ -236,7 +235,7 @@ MODELS_LOAD, *OTHERS = LATER
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", (MODELS_LOAD, *slow(*OTHERS)))
+@pytest.mark.parametrize("what", (MODELS_LOAD, *OTHERS))
 def test_files_of_families_are_imported_when_they_are_needed(what, tmp_path):
     model = FAMILIES["bert"].build()
     swap_to_collaborative(model, dim_shared_query_key=16)

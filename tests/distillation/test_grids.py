@@ -34,7 +34,7 @@ def compressed(name="bert", **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bert", "gpt2", pytest.param("marian", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "marian"])
 def test_a_model_comes_nearer_to_its_original_on_its_grids(name, tmp_path):
     model, original = compressed(name)
     before = {each: (grid.bits, grid.codes) for each, _, grid in on_grid(model)}

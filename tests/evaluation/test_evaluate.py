@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import translation_models
-from slow_cases import slow
 from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 from unchanged import assert_unchanged, snapshot
@@ -114,7 +113,7 @@ def test_language_and_translation_models(decoder, translator):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", ["transformers", *slow("onnx", "openvino")])
+@pytest.mark.parametrize("to", ["transformers", "onnx", "openvino"])
 def test_an_exported_model(to, encoder, tmp_path):
     if to != "transformers":
         pytest.importorskip("transformers.exporters.runners", reason="exports of graphs need transformers 5.23")

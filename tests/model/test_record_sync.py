@@ -200,7 +200,7 @@ def folders(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changed", ("encoder", pytest.param("decoder", marks=SLOW)))
+@pytest.mark.parametrize("changed", ("encoder", "decoder"))
 def test_an_encoder_decoder_made_of_a_changed_model(changed, folders, tmp_path):
     whole = pair(*folders) if changed == "encoder" else pair(*reversed(folders))
     part = BertModel.from_pretrained(folders[0])

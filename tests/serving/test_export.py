@@ -686,9 +686,7 @@ def embedder(to, model, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "to", ["PyTorch", *(pytest.param(to, marks=pytest.mark.slow) for to in (*GRAPHS, "ctranslate2"))]
-)
+@pytest.mark.parametrize("to", ["PyTorch", *GRAPHS, "ctranslate2"])
 def test_an_embedding_does_not_depend_on_its_neighbours(to, tmp_path):
     model = changed("bert", "compressed").base_model
     if to != "PyTorch":

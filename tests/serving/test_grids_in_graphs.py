@@ -212,7 +212,7 @@ def small(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", ("onnx", *slow("openvino")))
+@pytest.mark.parametrize("to", ("onnx", "openvino"))
 @pytest.mark.parametrize("name", SOME)
 def test_models_with_weights_on_grids(name, to, tmp_path):
     model = small(name)

@@ -117,7 +117,7 @@ def test_encode_is_that_of_sentence_transformers(to, encoder, in_onnx, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", ("onnx", *slow("ctranslate2")))
+@pytest.mark.parametrize("to", ("onnx", "ctranslate2"))
 def test_evaluate_scores_the_embeddings_of_the_encoder(to, encoder, in_onnx, tmp_path):
     folder = in_onnx
     if to != "onnx":

@@ -283,7 +283,7 @@ def test_adapters_of_peft_are_looked_through(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", (prune_heads, pytest.param(fold_heads, marks=pytest.mark.slow)))
+@pytest.mark.parametrize("change", (prune_heads, fold_heads))
 def test_a_model_that_was_changed_after_its_training_needs_a_new_trainer(change, tmp_path):
     """The optimizer of a second training is that of the first, with weights that may be gone."""
     trainer = trainer_of(gated(classifier()), tmp_path, exact(), max_steps=2)

@@ -9,7 +9,6 @@ import translation_script
 from later import run_glue
 from safetensors.torch import load_file
 from scripts import ADAM32, LAUNCH, SWAP, checkpoints, finish, flags, fork, from_checkpoints, kill_at, run, run_on_two
-from slow_cases import slow
 from transformers import AutoModelForSeq2SeqLM, AutoModelForSequenceClassification
 
 import tiny
@@ -23,7 +22,8 @@ NARROW_VALUES = "--collaborative --dim_value 0.5 --calibration_samples 16".split
 @pytest.mark.parametrize(
     "swap, stages",
     (
-        *slow(("before", ["compressed", "fine_tuned"]), ("after", ["fine_tuned", "compressed"])),
+        ("before", ["compressed", "fine_tuned"]),
+        ("after", ["fine_tuned", "compressed"]),
         ("between", ["fine_tuned", "compressed", "fine_tuned_again"]),
     ),
 )

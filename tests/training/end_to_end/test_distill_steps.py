@@ -36,8 +36,8 @@ def seen(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", (COMPRESS, pytest.param(SWAP, marks=pytest.mark.slow)))
-@pytest.mark.parametrize("precision", ("no", pytest.param("bf16", marks=pytest.mark.slow)))
+@pytest.mark.parametrize("change", (COMPRESS, SWAP))
+@pytest.mark.parametrize("precision", ("no", "bf16"))
 def test_a_classifier_learns_from_itself_before_the_change(change, precision, bert, files, tmp_path, seen):
     more = ("--swap", "between", "--mixed_precision", precision, "--checkpointing_steps", "epoch")
     results = run(bert, files, tmp_path / "out", *change, *DISTILL, *more)

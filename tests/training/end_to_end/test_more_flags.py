@@ -66,7 +66,7 @@ def scored(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", (pytest.param("epoch", marks=pytest.mark.slow), 2))
+@pytest.mark.parametrize("every", ("epoch", 2))
 def test_a_training_ends_early(every, scored, bert, files, tmp_path):
     """After the third epoch, or third evaluation; and so it does when it goes on from any checkpoint."""
     evaluated = () if every == "epoch" else ("--eval_steps", every)

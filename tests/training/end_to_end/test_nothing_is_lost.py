@@ -14,7 +14,6 @@ from busy import IN_USE, busy
 from later import Later, run_glue, run_translation
 from safetensors.torch import load_file
 from scripts import run
-from slow_cases import slow
 from translation_script import SCRATCH
 from translation_script import run as translate
 
@@ -151,7 +150,7 @@ def test_a_run_that_goes_on_deletes_what_a_killed_one_had_yet_to_delete(bert, fi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ("model.staged", *slow("step_0_2", "all_results.json")))
+@pytest.mark.parametrize("place", ("model.staged", "step_0_2", "all_results.json"))
 def test_a_disk_that_is_full(place, bert, files, tmp_path, monkeypatch):
     """A message; what was there stays, and the run can be gone on with."""
     out, stock, full = tmp_path / "out", os.fsync, True

@@ -28,7 +28,6 @@ from scripts import (
     run_on_two,
     start,
 )
-from slow_cases import slow
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -144,7 +143,7 @@ def test_predictions_and_tracking(bert, files, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("terms", ("content", *slow("context")))
+@pytest.mark.parametrize("terms", ("content", "context"))
 def test_score_terms_stay_restricted_through_training(terms, bert, files, tmp_path):
     run(bert, files, tmp_path / "out", *SWAP, "--score_terms", terms)
     weights = load_file(tmp_path / "out" / "model.safetensors")
@@ -185,11 +184,9 @@ def test_a_killed_run_ends_as_an_unbroken_one(bert, files, tmp_path):
     "more",
     (
         "--checkpointing_steps 3 --gradient_accumulation_steps 3 --max_train_steps 8",  # 5 steps an epoch
-        *slow(
-            "--checkpointing_steps epoch --gradient_accumulation_steps 3 --max_train_steps 8 --group_by_length",
-            "--checkpointing_steps 5 --gradient_accumulation_steps 3 --max_train_steps 12",  # at the end of an epoch
-            f"--checkpointing_steps 3 --max_train_steps 4 --mixed_precision bf16 --swap between {' '.join(SWAP)}",
-        ),
+        "--checkpointing_steps epoch --gradient_accumulation_steps 3 --max_train_steps 8 --group_by_length",
+        "--checkpointing_steps 5 --gradient_accumulation_steps 3 --max_train_steps 12",  # at the end of an epoch
+        f"--checkpointing_steps 3 --max_train_steps 4 --mixed_precision bf16 --swap between {' '.join(SWAP)}",
     ),
 )
 @from_checkpoints

@@ -113,7 +113,8 @@ def test_heads_that_are_not_learned_go_before_training(bert, files, tmp_path):
     "swap, stages",
     (
         ("between", ["fine_tuned", "swapped", "fine_tuned_again", "pruned"]),
-        *slow(("before", ["swapped", "fine_tuned", "pruned"]), ("after", ["fine_tuned", "pruned", "swapped"])),
+        ("before", ["swapped", "fine_tuned", "pruned"]),
+        ("after", ["fine_tuned", "pruned", "swapped"]),
     ),
 )
 def test_pruning_and_the_swap_go_together(swap, stages, bert, files, tmp_path):
@@ -212,11 +213,9 @@ def test_a_run_killed_in_the_selection_ends_as_an_unbroken_one(bert, files, tmp_
     "more",
     (
         (*LEARNED, "--max_train_steps", 6, "--checkpointing_steps", 2),  # before, in and after the selection
-        *slow(
-            ((*LEARNED, "--max_train_steps", 4, "--checkpointing_steps", 3, *NARROW, "--swap", "between"),),
-            (("--gate_weight", 0.5, "--max_train_steps", 6, "--checkpointing_steps", 2),),
-            ((*CHOSEN, "--max_train_steps", 4, "--checkpointing_steps", 3, *NARROW, "--swap", "between"),),
-        ),
+        (*LEARNED, "--max_train_steps", 4, "--checkpointing_steps", 3, *NARROW, "--swap", "between"),
+        ("--gate_weight", 0.5, "--max_train_steps", 6, "--checkpointing_steps", 2),
+        (*CHOSEN, "--max_train_steps", 4, "--checkpointing_steps", 3, *NARROW, "--swap", "between"),
     ),
     ids=("learned", "learned-between", "weight", "importance-between"),
 )

@@ -11,7 +11,6 @@ from later import Later, run_glue
 from model_sizes import HEADS
 from opening import alphas_in, record_of
 from scripts import ADAM32, LAUNCH, SWAP, checkpoints, finish, flags, fork, from_checkpoints, kill_at, run, start
-from slow_cases import slow
 from transformers import AutoModelForSequenceClassification
 from translation_script import as_json, differing, weights
 
@@ -220,17 +219,11 @@ def test_a_collaborative_model_cannot_be_folded(bert, files, tmp_path):
     "more, stages",
     (
         (("--target_heads", 5), ["fine_tuned", "pruned"]),
-        *slow((("--target_heads", 5, "--head_selection", "gradient"), ["pruned", "fine_tuned"])),
-        pytest.param(
-            ("--gate_weight", 0.01, "--gate_learning_rate", 0.2), ["fine_tuned", "pruned"], marks=pytest.mark.slow
-        ),
-        *slow(((*NARROW, "--swap", "between"), ["fine_tuned", "swapped", "fine_tuned_again"])),
+        (("--target_heads", 5, "--head_selection", "gradient"), ["pruned", "fine_tuned"]),
+        (("--gate_weight", 0.01, "--gate_learning_rate", 0.2), ["fine_tuned", "pruned"]),
+        ((*NARROW, "--swap", "between"), ["fine_tuned", "swapped", "fine_tuned_again"]),
         ((*NARROW, "--swap", "after"), ["fine_tuned", "swapped"]),
-        pytest.param(
-            (*NARROW, "--swap", "between", "--target_heads", 5),
-            ["fine_tuned", "swapped", "fine_tuned_again", "pruned"],
-            marks=pytest.mark.slow,
-        ),
+        ((*NARROW, "--swap", "between", "--target_heads", 5), ["fine_tuned", "swapped", "fine_tuned_again", "pruned"]),
     ),
     ids=("target", "importance", "weight", "between", "after", "between-target"),
 )
@@ -354,11 +347,10 @@ RUNS = {
     "disagreement": ("--disagreement_weight", 0.5, "--mixed_precision", "bf16", "--gradient_accumulation_steps", 2),
     "statistics": ("--save_head_statistics", "--fold_heads", "--alpha_mixing"),
 }
-SLOW = ("gates", "chosen", "between", "disagreement", "statistics")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in RUNS])
+@pytest.mark.parametrize("name", RUNS)
 @from_checkpoints
 def test_resuming_in_one_process(name, resumed, bert, files, tmp_path):
     """From checkpoints of a run, in place: the same end."""

@@ -8,7 +8,6 @@ import torch
 from later import Later
 from model_sizes import HEADS
 from scripts import checkpoints, from_checkpoints, run
-from slow_cases import slow
 from transformers import AutoModelForSequenceClassification
 from translation_script import as_json, differing, weights
 
@@ -109,9 +108,7 @@ def batches(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "policy, metric", (("hard", "confidence"), *slow(("soft", "l2"), ("local", "l2"), ("random", "l2")))
-)
+@pytest.mark.parametrize("policy, metric", (("hard", "confidence"), ("soft", "l2"), ("local", "l2"), ("random", "l2")))
 def test_heads_that_a_policy_chooses(policy, metric, bert, files, tmp_path, batches):
     """By what they do on the validation examples after the epoch before; and back."""
     out = tmp_path / "out"
@@ -239,11 +236,10 @@ RUNS = {
     "gates": ("--rotate", "hard", "--target_heads", 4, *RANKED, "--selection_share", 0.8, "--checkpointing_steps", 4),
     "bf16": ("--rotate", "soft", "--mixed_precision", "bf16", "--checkpointing_steps", 5),
 }
-SLOW = ("cycle", "random", "gates", "bf16")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in RUNS])
+@pytest.mark.parametrize("name", RUNS)
 @from_checkpoints
 def test_resuming_in_one_process(name, resumed, bert, files, tmp_path):
     """From checkpoints of a run, in place: the same end; in an epoch, between two, swapped and not."""

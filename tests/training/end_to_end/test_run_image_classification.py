@@ -48,8 +48,8 @@ def deit(files, tmp_path_factory):
 @pytest.mark.parametrize(
     "swap, stages",
     (
-        pytest.param("before", ["loaded", "swapped", "fine_tuned"], marks=pytest.mark.slow),
-        pytest.param("after", ["loaded", "fine_tuned", "swapped"], marks=pytest.mark.slow),
+        ("before", ["loaded", "swapped", "fine_tuned"]),
+        ("after", ["loaded", "fine_tuned", "swapped"]),
         ("between", ["loaded", "fine_tuned", "swapped", "fine_tuned_again"]),
     ),
 )
@@ -146,7 +146,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", ("scratch", *(pytest.param(name, marks=pytest.mark.slow) for name in list(RUNS)[1:])))
+@pytest.mark.parametrize("name", RUNS)
 @from_checkpoints
 @pytest.mark.slow
 def test_resuming(name, resumed, deit, files, tmp_path):

@@ -9,7 +9,6 @@ import pytest
 import torch
 import translation_models as tiny
 from model_runs import swapped
-from slow_cases import slow
 from transformers import AutoModelForSeq2SeqLM
 from translation_script import LEARNS, SIZES, SWAP, as_json, differing, run, translations, weights, write_lines
 
@@ -38,8 +37,8 @@ def test_a_model_from_scratch_learns_and_is_what_was_saved(marian, bilingual):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", ("marian", *slow("t5")))
-@pytest.mark.parametrize("mixing", ("shared", *slow("per_head")))
+@pytest.mark.parametrize("model_type", ("marian", "t5"))
+@pytest.mark.parametrize("mixing", ("shared", "per_head"))
 def test_collaborative_from_scratch(model_type, mixing, bilingual, tmp_path):
     more = ("--collaborative", "--kind", mixing, "--dim_shared_query_key", 16, "--source_prefix", "to English: ")
     results = run(["--model_type", model_type, *SIZES], bilingual, tmp_path / "out", *more)
@@ -153,7 +152,7 @@ def test_beam_and_length_settings_reach_generation(marian, bilingual, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision, multiple", (("no", 1), *slow(("bf16", 8))))
+@pytest.mark.parametrize("precision, multiple", (("no", 1), ("bf16", 8)))
 def test_no_batch_has_more_tokens_than_asked_for(precision, multiple, marian, bilingual, monkeypatch):
     """Padding to a multiple of 8 included, where mixed precision wants it."""
     seen, stock = [], Objective.__call__

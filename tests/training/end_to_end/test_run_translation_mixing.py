@@ -8,7 +8,6 @@ import torch
 from later import Later, run_translation
 from model_sizes import HEADS
 from scripts import ADAM32, checkpoints, finish, fork, from_checkpoints, kill_at, start
-from slow_cases import slow
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from translation_script import (
     PROCESSES,
@@ -83,7 +82,7 @@ def base_parameters(folder) -> int:
     return AutoModelForSeq2SeqLM.from_pretrained(folder).num_parameters()
 
 
-@pytest.mark.parametrize("model_type", ("marian", pytest.param("t5", marks=pytest.mark.slow)))
+@pytest.mark.parametrize("model_type", ("marian", "t5"))
 @pytest.mark.slow
 def test_from_scratch_with_all_at_once_and_folded(model_type, bilingual, tmp_path):
     """A stock checkpoint that translates the same."""
@@ -105,10 +104,8 @@ def test_from_scratch_with_all_at_once_and_folded(model_type, bilingual, tmp_pat
     "more, last",
     (
         (("--target_heads", "enc-self=1,dec-enc=3"), "pruned"),
-        *slow(
-            (("--target_heads", 8, "--head_selection", "gradient"), "fine_tuned"),
-            ((*SWAP, "--swap", "between"), "fine_tuned_again"),
-        ),
+        (("--target_heads", 8, "--head_selection", "gradient"), "fine_tuned"),
+        ((*SWAP, "--swap", "between"), "fine_tuned_again"),
     ),
     ids=("target", "importance", "between"),
 )
@@ -274,11 +271,10 @@ RUNS = {
     ),
     "epochs": (*EPOCHS, "--rotate", "local", "--alpha_mixing", *GROWTH, "--checkpointing_steps", "epoch"),
 }
-SLOW = ("gates", "cycle", "epochs", "roles")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in RUNS])
+@pytest.mark.parametrize("name", RUNS)
 @from_checkpoints
 def test_resuming_in_one_process(name, resumed, marian, bilingual, tmp_path):
     """From checkpoints of a run, in place: the same end; alphas are trained also where all else is frozen."""

@@ -7,7 +7,6 @@ import pytest
 import torch
 from later import run_translation
 from scripts import ADAM32, checkpoints, finish, fork, from_checkpoints, kill_at, start
-from slow_cases import slow
 from translation_script import PROCESSES, SCRATCH, SWAP, as_json, differing, flags, run, translations, weights
 
 from collab_heads import CollabHeadsError
@@ -40,11 +39,8 @@ RUNS = {
 }
 
 
-BY_DEFAULT = ("best",)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in BY_DEFAULT)) for n in RUNS])
+@pytest.mark.parametrize("name", RUNS)
 @from_checkpoints
 def test_resuming_in_one_process(name, resumed, marian, bilingual, tmp_path):
     """From checkpoints of a run, in place: the same end."""
@@ -96,7 +92,7 @@ def test_a_killed_run_ends_as_an_unbroken_one(bilingual, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", (("--load_best_model_at_end",), *slow((("--average_checkpoints", 2),))))
+@pytest.mark.parametrize("more", (("--load_best_model_at_end",), ("--average_checkpoints", 2)))
 def test_what_earlier_checkpoints_hold_is_not_looked_for_elsewhere(more, marian, bilingual, tmp_path):
     out = tmp_path / "out"
     more = (*more, "--max_train_steps", 4, "--checkpointing_steps", 2)

@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 from later import Later
-from slow_cases import slow
 from transformers import AutoModelForSeq2SeqLM
 from translation_script import SCRATCH, SWAP, as_json, differing, run, weights
 
@@ -151,7 +150,7 @@ def mean_of(*folders) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     "number, steps, every, names",
     (
-        *slow((1, 6, 3, ["step_0_6"])),
+        (1, 6, 3, ["step_0_6"]),
         (3, 9, 2, ["step_0_4", "step_0_6", "step_0_8"]),
     ),
 )

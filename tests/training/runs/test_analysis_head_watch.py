@@ -59,7 +59,7 @@ def series(out) -> HeadHistory:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_pictures", "drawing")
-@pytest.mark.parametrize("script", ("glue", pytest.param("translation", marks=pytest.mark.slow)))
+@pytest.mark.parametrize("script", ("glue", "translation"))
 def test_the_training_is_the_same(script, bert, files, marian, bilingual, tmp_path):
     """Losses, metrics and weights, bit for bit; with dropout, gates that are drawn and heads that change places."""
     if script == "glue":
@@ -211,7 +211,7 @@ RUNS = {
 
 
 @pytest.mark.usefixtures("without_pictures")
-@pytest.mark.parametrize("name", ("alphas", pytest.param("gates", marks=pytest.mark.slow)))
+@pytest.mark.parametrize("name", ("alphas", "gates"))
 @pytest.mark.slow
 def test_a_resumed_run_ends_as_an_unbroken_one(name, marian, bilingual, tmp_path):
     """Also where the series of a killed run is further than its checkpoint, or is gone."""
