@@ -420,5 +420,6 @@ def test_fewer_heads_have_gram_matrices_of_their_own(first):
     measured = made.measured
     for path, shape in measured.shapes.items():
         for choice in [Choice.of(query_key=4)] * (first is not None) + [Choice.of(heads=1, query_key=4)]:
-            fits = fit_site(measured.layers, path, shape, choice, measured.fitted.of(path), FitOptions(refine_steps=0))
+            seen = measured.fitted.of(path).copied()
+            fits = fit_site(measured.layers, path, shape, choice, seen, FitOptions(refine_steps=0))
         assert fits[-1].query_key.state.dim == 4

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from torch import Tensor
@@ -35,6 +35,10 @@ class Calibrations:
     outputs: dict[str, InputMoments] = field(default_factory=dict)
     orders: dict[str, Tensor] = field(default_factory=dict)
     regressions: dict[str, Any] = field(default_factory=dict)
+
+    def copied(self) -> "Calibrations":
+        """Return the same in dicts of their own: a fit takes out what it uses."""
+        return Calibrations(*(dict(getattr(self, each.name)) for each in fields(self)))
 
     def merge(self, other: "Calibrations") -> None:
         """Add the moments of the same sites on other batches."""

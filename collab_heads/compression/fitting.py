@@ -65,7 +65,7 @@ def fit_choices(
         found = measured.kept.find(path, {path: choice})
         if found is None:
             with few_threads(widths(site.output)[0]):  # a name for the calibration would keep it in memory
-                found = fit_site(layers, path, shape, choice, measured.fitted.of(path), options)
+                found = fit_site(layers, path, shape, choice, measured.fitted.take(path), options)
             measured.kept.add(path, {path: choice}, found)
             give_back_memory()
         fitted[path] = found
@@ -102,7 +102,7 @@ TOKENS = 400_000  # times sites, at most, about: 14,000 tokens in place of 6,700
 MOST_TOKENS = 32_768  # about
 VALIDATED = 8  # one portion of so many chooses the ridge; fewer portions say too little
 FEWEST = 3 * VALIDATED  # portions to fit to, if there are so many, however long they are
-TARGETS = 64 * 2**20  # bytes of targets that are held at a time: each further group is a further pass of the original
+TARGETS = 16 * 2**20  # bytes of targets that are held at a time, of one site at least
 
 logger = logging.getLogger(__name__)
 
@@ -157,11 +157,12 @@ def fitted_in_order(
                     if fits is not None:
                         install(tried, {path: fits})
                         continue
-                    turn = Turn(measured, tried, path, examples, smaller)
-                    reader = readers.get(path)
+                    turn, reader = Turn(measured, tried, path, examples, smaller), readers.get(path)
                     wanted = None if reader is None else targets.pop(reader.output)
                     fits = known[path] = turn.fitted(bits.get(path), reader, wanted)
                     kept.add(name.format(path), choices, fits)
+                del tried, turn  # a model's worth of weights
+                give_back_memory()
         for path, fits in known.items():
             if fits:
                 found.setdefault(path, []).extend(fits)

@@ -87,7 +87,7 @@ class Sensitivities:
         def moved(choice: Choice, options: FitOptions) -> float:
             """Return the squared error of the output when the site has a choice."""
             with few_threads(widths(site.output)[0]):
-                fit = fit_site(self.layers, site.path, errors.shape, choice, seen, options)
+                fit = fit_site(self.layers, site.path, errors.shape, choice, seen.copied(), options)
             self.starts.advance(site.path)
             with undone(self.layers, [site]) as tried, self.starts.at(site.path):
                 install(tried, {site.path: fit})

@@ -1,6 +1,8 @@
 """The refit in order: least squares near the present weights, which makes up for the errors of the sites before."""
 
 import functools
+import weakref
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -11,10 +13,12 @@ from slow_cases import slow
 from unchanged import assert_unchanged, snapshot
 
 from collab_heads import compress, plan
+from collab_heads.calibration import calibrate
 from collab_heads.compression import fitting
 from collab_heads.compression.fitting import Sums, error, fit_choices, fitted_error, fitted_in_order, nearby_least
 from collab_heads.compression.parts.heads import KeptHeads
 from collab_heads.compression.parts.part import RefittedOutput, install
+from collab_heads.fitting.neuron_regression import NeuronRegression
 from collab_heads.layers.layout import weight_of
 from collab_heads.model.apply_state import OutputWeights, undone
 from collab_heads.running.blocks import BlockStarts
@@ -331,6 +335,48 @@ def test_groups_of_targets_do_not_change_the_result(monkeypatch):
     again = [[fit.output.weight for fit in fits if isinstance(fit, RefittedOutput)] for fits in parts.values()]
     torch.testing.assert_close(outputs, again, rtol=0, atol=0)
     assert any(outputs)
+
+
+def test_the_copies_of_a_group_are_gone_before_the_next(monkeypatch):
+    made, copies, groups = measured_of("bert"), list[weakref.ref](), 0
+
+    @contextmanager
+    def spied(layers, sites):
+        nonlocal groups
+        assert not any(copy() for copy in copies)
+        groups += 1
+        with undone(layers, sites) as tried:
+            yield tried
+            copies.extend(weakref.ref(module) for site in sites for module in tried.at(site.path).modules)
+
+    fitted = fit_choices(made.measured, made.choose(0.4))
+    monkeypatch.setattr(fitting, "TARGETS", 1)
+    monkeypatch.setattr(fitting, "undone", spied)
+    assert fitted_in_order(made.measured, fitted, {})
+    assert groups > 1 and copies
+
+
+def test_the_moments_of_neurons_are_gone_while_they_are_fitted(monkeypatch):
+    """Where there are several groups: the regression takes their place."""
+    monkeypatch.setattr(calibrate, "SHARE", 0)
+    monkeypatch.setattr(calibrate, "LEAST", 0)
+    made, taken, fits = plan(FAMILIES["bert"].build().eval(), batches_of(FAMILIES["bert"]), refine_steps=0), [], 0
+    of_block, output = NeuronRegression.of_block, NeuronRegression.output
+
+    def set_up(block, moments):
+        taken.append(weakref.ref(moments))
+        return of_block(block, moments)
+
+    def fitted(regression, kept):
+        nonlocal fits
+        fits += 1
+        assert not any(moments() for moments in taken)
+        return output(regression, kept)
+
+    monkeypatch.setattr(NeuronRegression, "of_block", set_up)
+    monkeypatch.setattr(NeuronRegression, "output", fitted)
+    fit_choices(made.measured, made.choose(0.4))
+    assert fits == len(taken) > 1
 
 
 def test_the_result_loads_again(tmp_path):

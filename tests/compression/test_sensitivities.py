@@ -10,6 +10,7 @@ import torch
 from compressing import first_site
 from opening import layers_of
 
+from collab_heads.calibration.calibrate import Calibrations
 from collab_heads.compression import sensitivities
 from collab_heads.compression.measured_sites import MeasuredPart
 from collab_heads.compression.parts.part import QUICK
@@ -52,7 +53,7 @@ def measured(monkeypatch, refined, steps, sites=6):
     ]
     probe = SimpleNamespace(error=error, starts=lambda _: SimpleNamespace(advance=str, at=nullcontext))
     those = sensitivities.Sensitivities(layers, fake, probe, FitOptions(refine_steps=steps))
-    every = {site.path: those.measure(site, errors, None) for site in fake}
+    every = {site.path: those.measure(site, errors, Calibrations()) for site in fake}
     return sensitivities.with_refinement(every), [path for path, _, options in tried if options is not QUICK]
 
 

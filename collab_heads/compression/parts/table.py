@@ -87,15 +87,11 @@ def fit_site(
         path: the path of the site, which has no gates or alphas.
         shape: its shape.
         choice: the choice to fit.
-        calibrations: the calibration of the unchanged model.
+        calibrations: the calibration of the unchanged model, from which the fit takes out what it uses.
         options: how queries and keys are fitted.
     """
-    seen = Calibrations(  # copies: a fit takes out what it uses
-        *(dict(calibrations.query_key), dict(calibrations.outputs)),
-        *(dict(calibrations.orders), dict(calibrations.regressions)),
-    )
     with ExitStack() as stack:
-        fitting = Fitting(layers, path, shape, choice, resized(shape, choice), seen, options, stack)
+        fitting = Fitting(layers, path, shape, choice, resized(shape, choice), calibrations, options, stack)
         for name, _ in choice.sizes:
             PARTS[name].fit(fitting)
         return fitting.fits

@@ -65,7 +65,7 @@ def test_an_error_is_what_the_site_then_makes(measured, part):
         assert part == "query_key"
         pytest.skip("its queries and keys keep their width")
     layers = layers_of(model)
-    fit = fit_site(layers, site.path, shape, choice, fitted, QUICK)
+    fit = fit_site(layers, site.path, shape, choice, fitted.copied(), QUICK)
     with undone(layers, [site]) as tried:
         install(tried, {site.path: fit})
         after = outputs_of(model, first_with(part, model), held)

@@ -25,8 +25,9 @@ def test_the_final_fit_is_not_the_quick_one(name):
     seen = calibrate(model, [site], [site], [site], batches_of(FAMILIES[name]))
     plan = plan_values(site, WIDTH * site.site.num_key_heads)
     expected = [fit_values(plan, seen.outputs[site.path], quick=quick).weights for quick in (False, True)]
+    shape, choice = shape_of(site, "per_head"), Choice.of(values=WIDTH)
     fits = (
-        fit_site(layers, site.path, shape_of(site, "per_head"), Choice.of(values=WIDTH), seen, options)[-1].weights
+        fit_site(layers, site.path, shape, choice, seen.copied(), options)[-1].weights
         for options in (FitOptions(QUICK.method, QUICK.tol, QUICK.refine_steps), QUICK)
     )
     for found, same in zip(fits, expected, strict=True):
