@@ -110,10 +110,18 @@ def write(name: str, rows: list[Mapping], **more) -> None:
 
 
 def write_again(name: str, rows: list[Mapping], note: str, **more) -> None:
-    """Store a repeated measurement of some rows beside the first one, with a note on why it was repeated."""
+    """Store a repeated measurement of some rows beside the first one, in the place of an earlier one with this note.
+
+    Args:
+        name: of the record.
+        rows: the rows.
+        note: why they were measured again.
+        **more: further entries of the record.
+    """
     path = RESULTS / f"{name}.json"
     stored = json.loads(path.read_text())
-    stored = {"note": note, **stored, "again": record(rows, **more)}
+    found = {each["note"]: each for each in stored.get("again", [])}
+    stored["again"] = [*(found | {note: {"note": note, **record(rows, **more)}}).values()]
     path.write_text(json.dumps(stored, indent=1) + "\n")
 
 

@@ -19,8 +19,8 @@ Every run is one of run_translation.py and translates the test set at the end of
 Runs found complete in DIR are not repeated, so parts and seeds can run side by side; --table only collects and draws.
 With --both the runs translate the dev set, too, and are scored on the 2,014 sentences of both sets: a table of its own,
 for differences that 1,000 sentences do not decide.
-With --note it stores these under "again", beside the table that is there: rows that ran later, with their own first
-row, are not those of the run before, whose machine may have rounded otherwise.
+With --note it adds these to "again", beside the table that is there: rows that ran later, with their own first row, are
+not those of the run before, whose machine may have rounded otherwise.
 The difference to the first row is that of the means over seeds, with the 95 % interval of a paired bootstrap over
 sentences (1,000 draws; the seeds of a row are drawn together).
 """

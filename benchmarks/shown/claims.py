@@ -110,7 +110,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 + f"; 21, by lambda 0.03: {row('nmt_heads', heads='lambda 0.03')['difference']:+.2f}"
                 + "; 18 after 6,000 steps instead of 1,200: importance "
                 + f"{against_first('nmt_patient_both', 'patient', IMPORTANT)}, with a second seed "
-                + f"{against_first('nmt_patient_both', 'patient', IMPORTANT, 'again')}, learned "
+                + f"{against_first('nmt_patient_both', 'patient', IMPORTANT, again=1)}, learned "
                 + f"{row('nmt_patient_both', patient='learned 18')['difference']:+.2f}"
             ),
             "1, after 6,000 steps 2 of important heads, on both sets",
@@ -179,7 +179,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         Claim(
             "Growth of the alphas helps",
             "part of 35.04",
-            lambda: against_first("nmt_mixing", "mixing", "alphas, growth", "again"),
+            lambda: against_first("nmt_mixing", "mixing", "alphas, growth", again=1),
             "2",
             f"{FAILS}, at the source's strength",
             MIXED,
@@ -206,7 +206,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 )
                 + "; from scratch: "
                 + ", ".join(
-                    f"{policy} {against_first('nmt_born_both', 'born', f'{policy} rotation', 'again')}"
+                    f"{policy} {against_first('nmt_born_both', 'born', f'{policy} rotation', again=1)}"
                     for policy in ("soft", "hard")
                 )
             ),

@@ -9,9 +9,9 @@ from shown.head_worth import of_models
 from shown.records import row, rows_of
 
 
-def against_first(name: str, key: str, value: str, part: str = "") -> str:
-    """Return the difference of a row to the first row of its table, with its interval."""
-    return against(row(name, part, **{key: value}))
+def against_first(name: str, key: str, value: str, again: int = 0) -> str:
+    """Return the difference of a row to the first row of its table, or of a repetition, with its interval."""
+    return against(row(name, again=again, **{key: value}))
 
 
 def against(found: Mapping) -> str:

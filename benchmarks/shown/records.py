@@ -26,13 +26,15 @@ def current(name: str) -> list[dict]:
     return [each for each in stored(name)["rows"] if not set(REPLACED[name]) & set(map(str, each.values()))]
 
 
-def rows_of(name: str, part: str = "") -> list[dict]:
-    """Return the rows of a record, or of a part of it."""
+def rows_of(name: str, part: str = "", *, again: int = 0) -> list[dict]:
+    """Return the rows of a record, of a part of it, or of its first, second … repetition."""
     record = stored(name)
-    return (record[part] if part else record)["rows"]
+    return (record["again"][again - 1] if again else record[part] if part else record)["rows"]
 
 
-def row(name: str, part: str = "", **wanted: object) -> dict:
-    """Return the only row with these values."""
-    (found,) = [each for each in rows_of(name, part) if all(each.get(key) == value for key, value in wanted.items())]
+def row(name: str, *, again: int = 0, **wanted: object) -> dict:
+    """Return the only row with these values, of a record or of a repetition."""
+    (found,) = [
+        each for each in rows_of(name, again=again) if all(each.get(key) == value for key, value in wanted.items())
+    ]
     return found

@@ -3,7 +3,7 @@
 from statistics import mean
 
 from shown.columns import AFTER, BLEU, CONTINUED, DIFFERENCE, PARAMETERS, TABLES, made, plain, shown
-from shown.records import current, stored
+from shown.records import current, rows_of, stored
 
 ROLE_COUNTS = {"encoder / decoder / cross": ("enc/dec/cross", "")}
 HEADS = {"heads": "", "kept": ""} | ROLE_COUNTS | BLEU | DIFFERENCE | PARAMETERS
@@ -24,9 +24,10 @@ def nmt_patient_both() -> str:
 
 @made
 def nmt_patient_again() -> str:
-    """Return the rows of a second seed, with an original of their own."""
-    columns = {"heads, a second seed": ("patient", ""), "kept": ""} | ROLE_COUNTS | CONTINUED
-    return shown(stored("nmt_patient_both")["again"]["rows"], columns)
+    """Return the rows of further seeds, each with an original of its own."""
+    rows = [row | {"seed": of["seeds"][0]} for of in stored("nmt_patient_both")["again"] for row in of["rows"]]
+    columns = {"heads, further seeds": ("patient", ""), "seed": "", "kept": ""} | ROLE_COUNTS | CONTINUED
+    return shown(rows, columns)
 
 
 plain("nmt_mixing_both", "nmt_mixing_both", {"continued": ("mixing", "")} | CONTINUED)
@@ -71,10 +72,10 @@ TABLES["nmt_mixing"] = lambda: shown(current("nmt_mixing"), {"continued": ("mixi
 @made
 def nmt_mixing_again() -> str:
     """Return the rows of that table that ran once more."""
-    return shown(stored("nmt_mixing")["again"]["rows"], {"continued, again": ("mixing", "")} | CONTINUED)
+    return shown(rows_of("nmt_mixing", again=1), {"continued, again": ("mixing", "")} | CONTINUED)
 
 
 @made
 def nmt_born_again() -> str:
     """Return the rows from scratch that ran later, with a plain run of their own."""
-    return shown(stored("nmt_born_both")["again"]["rows"], {"from scratch, later": ("born", "")} | CONTINUED)
+    return shown(rows_of("nmt_born_both", again=1), {"from scratch, later": ("born", "")} | CONTINUED)

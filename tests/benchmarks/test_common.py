@@ -74,6 +74,18 @@ def test_a_program_that_is_tried_keeps_nothing(common, folders):
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="this system resets no peak of memory")
+def test_rows_that_ran_later_stand_beside_the_first_ones(common, folders):
+    common.write("some", [{"loss": 1.5}])
+    for note, loss in (("a second seed", 9.5), ("a third seed", 3.5), ("a second seed", 2.5)):
+        common.write_again("some", [{"loss": loss}], note)
+    written = json.loads((folders / "RESULTS" / "some.json").read_text())
+    assert written["rows"] == [{"loss": 1.5}]
+    assert [(each["note"], each["rows"]) for each in written["again"]] == [
+        ("a second seed", [{"loss": 2.5}]),
+        ("a third seed", [{"loss": 3.5}]),
+    ]
+
+
 def test_the_peak_of_memory_begins_again(common):
     big = torch.ones(2**26)  # 256 MB
     before = common.memory_bytes("VmHWM")
