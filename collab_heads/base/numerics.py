@@ -59,9 +59,8 @@ def invert_lower_(matrix: Tensor) -> Tensor:
         before, corner = matrix[own, : own.start], matrix[own, own]
         identity = torch.eye(len(corner), dtype=matrix.dtype, device=matrix.device)
         corner.copy_(torch.linalg.solve_triangular(corner, identity, upper=False))
-        if index:
-            products = [before[:, cols.start :] @ matrix[cols.start : own.start, cols] for cols in panels[:index]]
-            before.copy_(corner @ torch.cat(products, dim=1).neg_())
+        for cols in panels[:index]:  # what is right of them is as it was
+            before[:, cols] = corner @ (before[:, cols.start :] @ matrix[cols.start : own.start, cols]).neg_()
     return matrix
 
 

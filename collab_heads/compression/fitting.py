@@ -152,7 +152,7 @@ def fitted_in_order(
             of_group = [readers[site.path] for site in group if site.path in readers]
             targets = targets_of(model, of_group, examples, original) if of_group else {}
             with undone(measured.layers, measured.changing) as tried:
-                install(tried, found)
+                install(tried, {path: fits for path, fits in found.items() if smaller.runs(path, known)})
                 for path, fits in known.items():
                     if fits is not None:
                         install(tried, {path: fits})

@@ -112,7 +112,7 @@ class HeadRegression:
 
     def right(self, columns: Tensor, times: float = 1) -> Tensor:
         """Return the right side of the normal equations for some columns of z, ridge included: [D, k]."""
-        return self.products[:, columns] + self.weight[:, columns] * self.ridge[columns] * times
+        return self.products[:, columns].addcmul_(self.weight[:, columns], self.ridge[columns], value=times)
 
     @functools.cached_property
     def products(self) -> Tensor:

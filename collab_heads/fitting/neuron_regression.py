@@ -144,10 +144,10 @@ def refit_errors(
     square = float((products * weight).sum())
     variance = square - float((weight @ mean).square().sum())
     least = ROUNDING * torch.finfo(torch.float64).eps * square  # a smaller variance is that of a constant output
+    right, products = regression.right(order).mT, products[:, order].mT.contiguous()  # (k, D)
     second = block_of(seen.outer, order).div_(seen.count)
     del seen  # its matrix is as large as `second`
     inverse = invert_lower_(cholesky_(regression.ridged(order)))
-    right, products = regression.right(order).mT, products[:, order].mT.contiguous()  # (k, D)
     refit, refitted, start, errors = torch.zeros_like(products), 0.0, 0, {}
     for count in sorted(set(counts)):
         kept, rows = order[:count], inverse[start:count, :count]

@@ -144,6 +144,13 @@ class BlockStarts:
         with self.keeping(max(numbers) + 1):
             yield
 
+    def runs(self, path: str, paths: Collection[str]) -> bool:
+        """Return False if a site does not run before the last of some sites: behind it, or in front of the start."""
+        numbers = {block: number for number, block in enumerate(self.blocks)}
+        own, *others = (numbers.get(self.block_of.get(each, "")) for each in (path, *paths))
+        known = [number for number in others if number is not None and number >= self.start]
+        return own is None or len(known) < len(paths) or self.start <= own <= max(known)
+
     def advance(self, path: str) -> None:
         """Keep what the model puts out in front of the block of a site, which later starts begin with."""
         block = self.block_of[path]

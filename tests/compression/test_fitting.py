@@ -323,18 +323,29 @@ def test_portions_of_all_lengths_choose_the_ridge():
     assert max(chosen) - min(chosen) > 8
 
 
-@pytest.mark.slow
-def test_groups_of_targets_do_not_change_the_result(monkeypatch):
-    made = measured_of("bert")
-    fitted = fit_choices(made.measured, made.choose(0.4))
-    whole = fitted_in_order(made.measured, fitted, {})
+@pytest.mark.parametrize("name", ["bert", *slow("marian", "gpt2")])
+def test_groups_of_targets_do_not_change_the_result(name, monkeypatch):
+    """Each installs what runs in its turn alone."""
+    made, installed = measured_of(name), list[tuple]()
+    wrong = {path: fits for site in made.measured.sites for path, fits in shifted(site).items()}
+    whole = fitted_in_order(made.measured, wrong, {})
+
+    def spied(tried, fitted):
+        if all(tried is not other for other, _ in installed):  # the first time in a group
+            installed.append((tried, fitted.keys()))
+        install(tried, fitted)
+
     monkeypatch.setattr(fitting, "TARGETS", 1)
-    parts = fitted_in_order(made.measured, fitted, {})
+    monkeypatch.setattr(fitting, "install", spied)
+    parts = fitted_in_order(made.measured, wrong, {})
     assert whole.keys() == parts.keys()
-    outputs = [[fit.output.weight for fit in fits if isinstance(fit, RefittedOutput)] for fits in whole.values()]
-    again = [[fit.output.weight for fit in fits if isinstance(fit, RefittedOutput)] for fits in parts.values()]
+    outputs = [[fit.output.weight for fit in fits] for fits in whole.values()]
+    again = [[fit.output.weight for fit in fits] for fits in parts.values()]
     torch.testing.assert_close(outputs, again, rtol=0, atol=0)
-    assert any(outputs)
+    assert any(len(fits) > 1 for fits in outputs)
+    assert len(installed) == len(made.measured.sites)
+    for _, paths in (installed[0], installed[-1]):
+        assert paths < wrong.keys()
 
 
 def test_the_copies_of_a_group_are_gone_before_the_next(monkeypatch):

@@ -92,6 +92,22 @@ def test_an_earlier_start_is_made_again():
     assert equal(again, whole) and any(name.startswith(starts.blocks[0]) for name in ran)
 
 
+def test_sites_that_run_before_others():
+    layers, starts = starts_of("bert")
+    first, _, second, _ = paths = [site.path for site in layers.in_order]
+
+    def run(*until):
+        return [path for path in paths if starts.runs(path, until)]
+
+    assert run(first) == paths[:2] and run(second) == run(second, first) == paths
+    starts.advance(second)
+    assert run(second) == paths[2:]
+    assert run(first) == run(second, first) == paths  # a start further back is made again
+    assert run(second, "pooler") == paths and starts.runs("pooler", [second])  # outside of the blocks
+    _, starts = starts_of("albert")
+    assert starts.runs("any", [])  # no run begins inside
+
+
 def test_a_run_within_some_sites_ends_after_them():
     layers, starts = starts_of("marian")
     paths = [site.path for site in layers.in_order if site.path.startswith("encoder.layers.1")]
