@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from collab_heads.base.memory import give_back_memory
 from collab_heads.calibration.calibrate import Calibrations
 from collab_heads.compression.parts.part import LEVELS, Fit, Part
 from collab_heads.compression.parts.shape import FeedForwardShape
@@ -46,6 +47,7 @@ class Neurons(Part):
             return {}
         regression = regression_of(site, fitted)
         costs = fitted.orders[site.path] = regression.removal_costs()
+        give_back_memory()
         return refit_errors(regression, by_cost(costs), self.sizes(shape), held.outputs.pop(site.path))
 
     def fit(self, fitting):
