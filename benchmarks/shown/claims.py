@@ -110,12 +110,13 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
                 + f"; 21, by lambda 0.03: {row('nmt_heads', heads='lambda 0.03')['difference']:+.2f}"
                 + "; 18 after 6,000 steps instead of 1,200: importance "
                 + f"{against_first('nmt_patient_both', 'patient', IMPORTANT)}, with a second seed "
-                + f"{against_first('nmt_patient_both', 'patient', IMPORTANT, again=1)}, learned "
+                + f"{against_first('nmt_patient_both', 'patient', IMPORTANT, again=1)}, with a third "
+                + f"{against_first('nmt_patient_both', 'patient', IMPORTANT, again=2)}, learned "
                 + f"{row('nmt_patient_both', patient='learned 18')['difference']:+.2f}"
             ),
-            "1, after 6,000 steps 2 of important heads, on both sets",
+            "1, after 6,000 steps 3 of important heads, on both sets",
             f"half of the heads: within the interval; a quarter: {FAILS} after short training; after long training "
-            "the interval of important heads holds the paper's loss",
+            "the interval of each seed of important heads holds the paper's loss",
             FEWER,
         ),
         Claim(
