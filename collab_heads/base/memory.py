@@ -2,7 +2,7 @@
 
 glibc keeps what is freed in its heaps, for allocations to come. Where large matrices of many sizes come and go, its
 heaps get holes that the next ones do not fit into, and grow: half of the layers of a BERT took 2.7 times the model's
-own memory, and 2.2 times where the holes are given back after each pass and each site. It takes 5 ms a time.
+own memory, and 2.2 times where the holes were given back after each pass and each site. It takes 5 ms a time.
 """
 
 import ctypes
