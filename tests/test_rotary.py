@@ -38,13 +38,15 @@ from test_contract import stepwise
 
 NAMES = [name for name, family in FAMILIES.items() if family.beside == "qwen3" or name == "qwen3"]
 of_every_family = pytest.mark.parametrize("name", each(NAMES))
+of_every_decoder = pytest.mark.parametrize("name", each([name for name in NAMES if FAMILIES[name].generates]))
 UNEQUAL = [1]  # of the heads 0 and 1, which share a key head, as 2 and 3 do
 NOTICED = 1e-3  # what a group at another place does to the output at least
 FP32 = 5e-5  # of logits of the size of 5, after norms in float32; differences seen: 4e-6
 
 
 def remove(model, heads, **more):
-    return prune_heads(model, heads={"dec-self": [heads] * LAYERS}, **more)
+    (role,) = {site.role for site in get_adapter(model).sites(model)}
+    return prune_heads(model, heads={role: [heads] * LAYERS}, **more)
 
 
 def closed(model, heads):
@@ -78,7 +80,7 @@ def test_any_heads_can_go(name, heads, backend):
     assert all(changed != equal or not left for changed in swapped(model))
 
 
-@of_every_family
+@of_every_decoder
 def test_key_heads_leave_the_cache(name):
     model = FAMILIES[name].build()
     report = remove(model, [0, 1])
@@ -87,7 +89,7 @@ def test_key_heads_leave_the_cache(name):
     assert {(layer.keys.shape[1], layer.values.shape[1]) for layer in cache.layers} == {(1, 1)}
 
 
-@of_every_family
+@of_every_decoder
 @pytest.mark.parametrize("heads", ([], UNEQUAL, [0, 1]), ids=str)
 def test_narrow_values_step_by_step(name, heads):
     """Token by token, through dynamic and static caches (of windows, where the family has them), as in one pass."""
@@ -164,7 +166,7 @@ def test_save_and_load(name, heads, tmp_path):
             assert torch.isfinite(parameter).all()
 
 
-@of_every_family
+@of_every_decoder
 def test_generation_with_what_generates(name):
     """Greedy with prefill in chunks, and beams: token by token what the model without a cache says."""
     model = FAMILIES[name].build()
