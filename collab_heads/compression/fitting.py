@@ -102,7 +102,7 @@ TOKENS = 400_000  # times sites, at most, about: 14,000 tokens in place of 6,700
 MOST_TOKENS = 32_768  # about
 VALIDATED = 8  # one portion of so many chooses the ridge; fewer portions say too little
 FEWEST = 3 * VALIDATED  # portions to fit to, if there are so many, however long they are
-TARGETS = 16 * 2**20  # bytes of targets that are held at a time, of one site at least
+TARGETS = 16 * 2**20  # bytes of targets held at a time, of one site at least; without starts, a group is a whole pass
 
 logger = logging.getLogger(__name__)
 
