@@ -93,6 +93,7 @@ class Graph(Target):
             config = copy.deepcopy(model.config)
             forget(config)
             config.name_or_path = ""  # the modules beside a trimmed model are in the graph
+            config.architectures = [type(model).__name__]  # a loaded config names the class of its checkpoint
             generation = self.generation(model) if model.can_generate() else None
             if generation is not None:  # the graph decodes with a cache, whatever the config says
                 generation.use_cache = config.get_text_config().use_cache = True

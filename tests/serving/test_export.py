@@ -477,6 +477,7 @@ def test_what_a_config_says_of_outputs_and_caches_does_not_matter(to, tmp_path):
     decoder.config.use_cache = decoder.generation_config.use_cache = False
     encoder = FAMILIES["distilbert"].build().base_model.eval()
     encoder.config.return_dict = False  # with which no decoder of transformers generates
+    encoder.config.architectures = ["DistilBertForMaskedLM"]  # as a checkpoint with a head says
     for number, model in enumerate((encoder, decoder)[: 1 if to == "ctranslate2" else 2]):
         report = export(model, tmp_path / str(number), to)
         assert report.difference <= ENGINE_NOISE and report.agreeing in (None, 1)
@@ -484,6 +485,7 @@ def test_what_a_config_says_of_outputs_and_caches_does_not_matter(to, tmp_path):
         if to in GRAPHS:
             served = load_exported(tmp_path / str(number))
             assert served(**text_batch(1, 4))[0].ndim == 3
+            assert served.config.architectures == [type(model).__name__]
             if model is decoder:
                 assert_same_tokens(model, served, text_batch(2, 5, left=True))
         if to == "transformers":
