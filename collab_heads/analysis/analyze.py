@@ -28,7 +28,11 @@ from collab_heads.analysis.measures.sentences import (
 from collab_heads.analysis.measures.statistics import Statistics
 from collab_heads.analysis.measures.worth import OF_REPORT, worth_of
 from collab_heads.analysis.options import AnalysisOptions, Part
-from collab_heads.analysis.relevance.contribution_comparison import compare_contributions, named_models
+from collab_heads.analysis.relevance.contribution_comparison import (
+    check_vocabularies,
+    compare_contributions,
+    named_models,
+)
 from collab_heads.analysis.relevance.head_relevance import head_relevance
 from collab_heads.analysis.relevance.sides import sides_of
 from collab_heads.analysis.report.head_report import HeadReport
@@ -136,8 +140,8 @@ def analyze_heads(
         sentences: sentences of your choice whose attention maps are kept, before the others: texts, pairs (text,
             translation) of an encoder-decoder or (text, text) of a classifier of pairs, or input dicts. Texts longer
             than the model reads, or than 512 tokens, are shown in pieces. They count in no measure.
-        contribution_sentences: number of sentences, from the first on, for the contributions of source and target (or
-            of prompt and continuation, for a decoder whose labels are -100 for the prompt).
+        contribution_sentences: number of sentences, evenly spread over the batches, for the contributions of source
+            and target (or of prompt and continuation, for a decoder whose labels are -100 for the prompt).
         prefixes: what the decoder reads while contributions are measured, one kind or several: "reference" (as in the
             batches), "own", "random"; see `token_contributions`.
         compare_with: other models, or the checkpoints of a training in order, as `compare_contributions` takes them.
@@ -194,6 +198,8 @@ class Analysis:
         self.notes += shown
         if "contributions" not in self.parts and (options.compare_with or options.prefixes != "reference"):
             self.notes.append("prefixes and other models were not looked at: contributions were not measured")
+        if "roles" not in self.parts and options.treebank is not None:
+            self.notes.append("the treebank was not looked at: roles were not measured")
         self.results: dict[str, Any] = {}
         self.seconds: dict[str, float] = {}
 
@@ -202,6 +208,8 @@ class Analysis:
         is_known = not (options.treebank or options.compare_with) and options.prefixes == "reference"
         if is_known and isinstance(self.batches.batches, Sequence):  # others may not fit in memory
             say(lambda: estimate_analysis(self.model, [*self.batches], self.parts, options.contribution_sentences))
+        if "contributions" in self.parts:
+            check_vocabularies(self.compared())
         if "roles" in self.parts:  # a broken treebank shows before anything is measured
             syntax = syntax_observer(self.model, self.adapter, options.treebank, options.tokenizer)
         if "statistics" in self.parts or "roles" in self.parts:
@@ -243,14 +251,18 @@ class Analysis:
             return
         self.results["reconstruction"] = {path: each.double() for path, each in self.results["reconstruction"].items()}
 
+    def compared(self) -> dict[str, PreTrainedModel | str | Path]:
+        """Return name -> model, of those whose contributions are measured; this one is the last."""
+        others = named_models(self.options.compare_with) if self.options.compare_with else {}
+        return {**others, THIS_MODEL: self.model}
+
     def contribute(self) -> None:
         options = self.options
-        sentences = list(self.batches.first(options.contribution_sentences))
-        others = named_models(options.compare_with) if options.compare_with else {}
+        sentences = list(self.batches.spread(options.contribution_sentences))
         whole = self.timed(
             "contributions",
             compare_contributions,
-            {**others, THIS_MODEL: self.model},
+            self.compared(),
             sentences,
             prefixes=options.prefixes,
             exclude=self.excluded,
@@ -297,7 +309,8 @@ class Analysis:
                 syntax=syntax,
                 thresholds=options.thresholds,
             )
-            self.notes += [*self.results["roles"].habits(), *self.results["roles"].warnings]
+            roles = self.results["roles"]
+            self.notes += [*roles.read(), *roles.habits(), *roles.warnings]
 
     def see_chosen(self) -> None:
         """Keep the attention maps of the sentences of the user's choice, before the others."""

@@ -77,7 +77,9 @@ class AnalysisOptions:
             notes.append("gradient importance was not measured: the batches have no labels")
         if self.evaluate is None:
             missing.add("ablation")
-            notes.append("heads were not left out: pass evaluate, or ask for the ablation")
+            ways = ["pass evaluate", *["ask for the ablation"] * has_labels]
+            flags = ["--evaluate with --task", *["--parts ablation"] * has_labels]
+            notes.append(f"heads were not left out: {', or '.join(ways)} (on the command line {' or '.join(flags)})")
         return tuple(part for part in PARTS if part not in missing), notes
 
 

@@ -315,6 +315,8 @@ def analyze(args: Namespace) -> None:
         for name in ("prefixes", "compare_with"):
             if getattr(args, name):
                 raise ArgumentError(f"--{name} is of contributions, which --parts does not name: add contributions")
+    if args.treebank and args.parts and "roles" not in args.parts:
+        raise ArgumentError("--treebank is of roles, which --parts does not name: add roles")
     check_output_dir(Path(args.output_dir))
     check_files(args.treebank)
     check_input(args)

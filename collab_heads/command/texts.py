@@ -12,6 +12,12 @@ from collab_heads.data.tables import TABLES, is_table, read_table
 from collab_heads.errors import ArgumentError, DataError
 
 
+def read_others(args: Namespace, files: Sequence[str]) -> Pairs:
+    """Read other files in the form of `--data`; `--column` is for those that are tables."""
+    column = args.column if any(is_table(file_and_weight(name)[0]) for name in files) else None
+    return read_data(Namespace(**{**vars(args), "data": files, "column": column}))
+
+
 def read_data(args: Namespace) -> Pairs:
     """Read the files of `--data`; empty lines are left out, and their number is printed.
 

@@ -22,7 +22,7 @@ from collab_heads.base.report import portable_name
 from collab_heads.collaborative.report import SwapReport
 from collab_heads.collaborative.swap import swap_to_collaborative
 from collab_heads.command.inputs import Loaded, batches_of, calibration, check_class, chosen_sentences, generated, load
-from collab_heads.command.texts import drawn, read_data
+from collab_heads.command.texts import drawn, read_data, read_others
 from collab_heads.compression.compress import compress
 from collab_heads.compression.compression_plan import CompressionPlan
 from collab_heads.compression.measurements import HELD_OUT, MEASURED
@@ -91,7 +91,7 @@ def compressed(args: Namespace, later: Sequence[Later], begun: Work | None = Non
     """Do the work of `run_compress`, which has begun."""
     check_kind(args.kind)
     all_texts, task = read_data(args), examples(args)
-    others = None if args.validation is None else read_data(Namespace(**{**vars(args), "data": args.validation}))
+    others = None if args.validation is None else read_others(args, args.validation)
     loaded = load(args)
     model, tokenizer, _ = loaded
     check_class(model)
@@ -297,12 +297,13 @@ def run_analyze(args: Namespace) -> HeadReport:
         print("matplotlib is not installed: no curves and distributions (pip install matplotlib)", file=sys.stderr)
     sentences = read_conllu(args.treebank) if args.treebank else None
     texts = {side: lines[: args.samples] for side, lines in read_data(args).items()}
-    chosen = read_data(Namespace(**{**vars(args), "data": args.sentences})) if args.sentences else None
+    chosen = read_others(args, args.sentences) if args.sentences else None
     task = examples(args)
     model, tokenizer, _ = load(args)
+    batches = batches_of(args, model, tokenizer, texts)
     report = analyze_heads(
         model,
-        batches_of(args, model, tokenizer, texts),
+        [with_labels(model, batch) for batch in batches] if model.can_generate() else batches,
         parts=args.parts,
         tokenizer=tokenizer,
         treebank=sentences,

@@ -6,15 +6,17 @@ import pytest
 import torch
 from changed_heads import change_heads
 from heads_by_hand import CHANGES, EOS, STEPS, ended, model_in
+from known_heads import TREEBANK, word_pieces
 from model_inputs import cast
 from model_sizes import HEADS
 from unchanged import assert_unchanged, refused, snapshot
 
 import collab_heads
 from collab_heads import analyze_heads
-from collab_heads.analysis import ablation_curve, leave_one_out, mean_loss
+from collab_heads.analysis import ablation_curve, analyze, leave_one_out, mean_loss
 from collab_heads.analysis.measures.worth import OF_REPORT
 from collab_heads.analysis.report.head_report import side_tables
+from collab_heads.analysis.report.measurements import text_of
 from collab_heads.analysis.report.pictures import pictures_in
 from collab_heads.errors import ArgumentError, CalibrationError, ModelStateError
 from collab_heads.heads.comparison import rank_correlation
@@ -88,12 +90,13 @@ def test_scores_and_the_table_of_heads():
     assert len(rows) == 6 * HEADS and header[:3] == ["role", "layer", "head"] and header[-1] == "what it does"
     site = report.sites[-1]
     row = rows[-1]
-    assert row[:3] == [site.role, str(site.layer), str(HEADS - 1)]
-    assert row[3] == f"{float(report.statistics.confidence[site.path][-1]):.3f}"
-    assert row[6] == "" and site.role == "dec-enc"  # attention to the first token is of self-attention
-    assert row[9] == f"{float(report.worth.values['value_zeroing'][site.path][-1]):.3f}"
-    assert row[11] == f"{float(report.relevance.relevance[site.path][-1]):.3f}"
-    assert row[12] == f"{abs(float(report.relevance.signed[site.path][-1])):.3f}"
+    assert row[:3] == [site.role, site.layer, HEADS - 1]
+    assert row[3] == float(report.statistics.confidence[site.path][-1])
+    assert row[6] is None and site.role == "dec-enc"  # attention to the first token is of self-attention
+    assert row[9] == float(report.worth.values["value_zeroing"][site.path][-1])
+    assert row[11] == float(report.relevance.relevance[site.path][-1])
+    assert row[12] == abs(float(report.relevance.signed[site.path][-1]))
+    assert [text_of(cell) for cell in row] == report.text_rows()[1][-1]
     assert len(row) == len(header) and all(len(each) == len(header) for each in rows)
     assert "MarianMTModel (marian): 24 heads" in str(report) and "3 sentences" in str(report)
 
@@ -105,14 +108,14 @@ def test_heads_that_share_keys():
     report = analyze_heads(model, [inputs], exclude=[EOS], parts=("statistics", "relevance"))
     header, rows = report.rows()
     assert header[:4] == ["role", "layer", "head", "key head"] and all(len(row) == len(header) for row in rows)
-    assert [row[:4] for row in rows[:HEADS]] == [["dec-self", "0", str(i), str(i // 2)] for i in range(HEADS)]
+    assert [row[:4] for row in rows[:HEADS]] == [["dec-self", 0, i, i // 2] for i in range(HEADS)]
     assert "8 heads, which share 4 key heads\n" in str(report)
     for measured in (report.statistics, report.relevance):
         assert str(measured).split("\n")[2].split()[2:5] == ["4", "on", "2"]
     assert json.loads(report.to_json())["sites"][0]["groups"] == [0, 0, 1, 1]
     collab_heads.prune_heads(model, heads={"dec-self": [[0, 1], [1, 2, 3]]})
     header, rows = analyze_heads(model, [inputs], exclude=[EOS], parts="statistics").rows()
-    assert [row[1:4] for row in rows] == [["0", "2", "0"], ["0", "3", "0"], ["1", "0", "0"]]
+    assert [row[1:4] for row in rows] == [[0, 2, 0], [0, 3, 0], [1, 0, 0]]
     other = model_in("bert")
     header, _ = analyze_heads(other, [labelled("bert", other)], exclude=[EOS], parts="statistics").rows()
     assert "key head" not in header
@@ -258,6 +261,50 @@ def test_contributions_after_several_prefixes_and_beside_other_models(tmp_path):
     for wrong, words in (({"prefixes": "owm"}, "'own'"), ({"compare_with": "step_7"}, "compare_with must be a dict")):
         with refused(model, ArgumentError, words):
             analyze_heads(model, batches, **wrong)
+
+
+def test_contributions_are_of_sentences_spread_over_the_data_and_that_is_said():
+    model = model_in("marian", dtype=torch.float32)
+    batches = split(labelled("marian", model))
+    report = analyze_heads(model, batches, parts="contributions", exclude=[EOS], contribution_sentences=1)
+    last = collab_heads.analysis.token_contributions(model, batches[-1:], exclude=[EOS])
+    assert report.contributions == last and f"of 1 of the 3 sentences: {last.summary()}" in str(report)
+    assert "query tokens" not in str(report)
+
+
+def test_what_is_compared_reads_the_same_ids(monkeypatch):
+    model, other = model_in("marian"), model_in("marian")
+    other.config.vocab_size += 1
+    monkeypatch.setattr(analyze.Analysis, "observe", lambda *_: pytest.fail("measured before"))
+    with refused(model, ArgumentError, "other has 62 tokens, and this model 61: models are compared on the same ids"):
+        analyze_heads(model, [labelled("marian", model)], exclude=[EOS], compare_with={"other": other})
+
+
+def test_how_much_of_a_treebank_was_read_is_said(tmp_path):
+    model, path = model_in("bert"), tmp_path / "bank.conllu"
+    path.write_text(TREEBANK, encoding="utf-8")
+    tokenizer, batches = word_pieces(model_max_length=9), [labelled("bert", model)]
+    report = analyze_heads(model, batches, parts=("roles",), exclude=[EOS], treebank=path, tokenizer=tokenizer)
+    assert "Treebank: 1 sentences (at most 9 tokens); skipped: 2 too long, 0 not aligned" in str(report)
+    header, rows = side_tables(report)["roles"]
+    words = {" ".join(kind): str(baseline.queries) for kind, baseline in report.roles.baselines.items()}
+    assert header[:2] == ["dependency", "words"] and dict(row[:2] for row in rows) == words
+    assert set(words.values()) == {"1"}
+
+
+def test_a_treebank_without_roles_is_noted():
+    model = model_in("bert")
+    for more, noted in (({"treebank": "some.conllu"}, True), ({}, False)):
+        notes = analyze_heads(model, [labelled("bert", model)], parts="relevance", exclude=[EOS], **more).notes
+        assert any("roles were not measured" in note for note in notes) == noted
+
+
+@pytest.mark.parametrize(
+    "cell, text",
+    ((0.0, "0.000"), (0.25, "0.250"), (-13.0852, "-13.085"), (0.0999, "0.0999"), (0.000123456, "0.000123")),
+)
+def test_small_measures_keep_their_digits(cell, text):
+    assert text_of(cell) == text and (text_of(7), text_of(None), text_of("dec-self")) == ("7", "", "dec-self")
 
 
 def test_prefixes_without_contributions_are_noted():

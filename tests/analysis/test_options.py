@@ -43,6 +43,12 @@ def test_parts_that_model_and_data_allow(has_source, has_labels, evaluate, left_
     parts, said = options(evaluate=evaluate).choose(has_labels, has_source)
     assert parts == tuple(part for part in PARTS if part not in left_out)
     assert len(said) == notes
+    if evaluate is None:  # without labels there is no loss that heads could be left out of
+        assert said[-1].startswith(
+            "heads were not left out: pass evaluate (on the command line --evaluate with --task)"
+        )
+        _, said = options(evaluate=None).choose(True, has_source)
+        assert "or ask for the ablation" in said[-1] and "or --parts ablation)" in said[-1]
 
 
 def test_parts_that_are_asked_for():

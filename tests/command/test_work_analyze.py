@@ -56,13 +56,16 @@ def test_sentences_of_the_users_choice(bert, tmp_path):
     assert example.chosen and len(example.tokens["encoder"]) == 8 and report.statistics == plain.statistics
     with pytest.raises(DataError, match="nothing"):
         run([str(bert), "--data", data, "--sentences", "nothing"])
+    table = write_lines(tmp_path / "table.tsv", ["said", "the dog runs", "a cat"])
+    of_table = run([str(bert), "--data", table, "--column", "said", *PARTS, "--sentences", chosen])
+    assert of_table.statistics == plain.statistics and of_table.examples[0].tokens == example.tokens
 
 
 def test_the_summary_comes_first_and_a_row_per_head_when_asked_for(bert, tmp_path, capsys):
     text = write_lines(tmp_path / "text.txt", ["the dog runs", "a cat"])
     argv = [str(bert), "--data", text, "--parts", "statistics", "reconstruction", "--examples", "0"]
     report = run(argv)
-    row = "  ".join(report.rows()[1][-1][:3]).split()
+    row = "  ".join(report.text_rows()[1][-1][:3]).split()
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == report.described()[:2] and any(line.startswith("What can go: 1 of 8 heads") for line in lines)
     assert not any(line.split()[:3] == row for line in lines)
@@ -158,6 +161,7 @@ def test_what_is_refused(bert, marian, pairs, tmp_path):
         ([bert, "--data", short, "--parts", "lrp"], ArgumentError, "unknown part 'lrp'"),
         ([marian, "--data", *pairs, "--parts", "roles", "--prefixes", "own"], ArgumentError, "--prefixes is of"),
         ([marian, "--data", *pairs, "--parts", "roles", "--compare_with", marian], ArgumentError, "--compare_with is"),
+        ([bert, "--data", short, "--parts", "worth", "--treebank", short], ArgumentError, "--treebank is of roles"),
         ([marian, "--data", *pairs, "--prefixes", "owm"], ArgumentError, "unknown --prefixes 'owm'"),
         ([marian, "--data", *pairs, "--compare_with", tmp_path / "nothing"], ArgumentError, "no folder .*nothing"),
         ([bert, "--data", short, "--device", "nonsense"], ArgumentError, "device 'nonsense': "),

@@ -100,6 +100,8 @@ def test_importance_of_the_heads_of_a_language_model_and_a_translator(bert, mari
     how = "--head_selection", "gradient", *QUICK[2:]
     report = commands.run("prune", gpt, "--target_heads", 2, *how, "--data", texts, "--output_dir", tmp_path / "a")
     assert [site.heads_after for site in report.sites] == [2]
+    shown = commands.run("analyze", gpt, "--data", texts, "--examples", "0", "--output_dir", tmp_path / "report")
+    assert shown.gradient is not None and not any("gradient" in note for note in shown.notes)
     flags = "--target_heads", "dec-enc=1", *how, "--data", *pairs, "--output_dir", tmp_path / "b"
     report = commands.run("prune", marian, *flags)
     assert {site.role for site in report.sites} == {"dec-enc"} and sum(site.heads_after for site in report.sites) == 1

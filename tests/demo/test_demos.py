@@ -56,6 +56,12 @@ def test_a_row_is_a_number(row):
     assert run_glue.parse(["--demo", "2"]).demo == 2
 
 
+def test_flags_that_a_demo_would_pass_over_are_refused():
+    with pytest.raises(ArgumentError, match=r"--demo has flags of its own: leave out --analyze, --output_dir$"):
+        run_glue.parse(["--demo", "2", "--analyze", "--output_dir=out", "--quiet"])
+    assert run_glue.parse(["--quiet", "--demo"]).demo is True
+
+
 def test_the_demo_of_glue(monkeypatch, tmp_path, capsys):
     """Every row is a run of the real command line; all others start from the fine-tuned original."""
     monkeypatch.setattr(demos, "model_folder", lambda: tmp_path)

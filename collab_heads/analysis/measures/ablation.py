@@ -15,7 +15,7 @@ from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.progress import progress_bar
 from collab_heads.base.report import Cell, Report
 from collab_heads.base.wrappers import check_passed, model_inside
-from collab_heads.contract.registry import get_adapter, head_numbers
+from collab_heads.contract.registry import get_adapter, head_numbers, is_lone_decoder
 from collab_heads.errors import ArgumentError, NonFiniteError
 from collab_heads.heads.criteria import loss_of, most_important, not_finite
 from collab_heads.heads.selection import removal_choice
@@ -116,12 +116,13 @@ def mean_loss(model: PreTrainedModel, batches: Iterable[Mapping]) -> float:
     check_passed(model)
     model_inside(model)
     total, count = 0.0, 0
+    skipped = int(model.can_generate() and is_lone_decoder(model.config))  # labels that nothing predicts: the first
     with evaluating(model):
         for index, batch in enumerate(each_batch(batches)):
             loss = float(loss_of(model, batch, index))
             labels = batch.get("labels")
             if labels is not None and labels.ndim == 2 and not labels.is_floating_point():
-                number = int(labels.ne(IGNORED).sum())
+                number = int(labels[:, skipped:].ne(IGNORED).sum())
             else:
                 number = rows(batch)
             if not math.isfinite(loss):

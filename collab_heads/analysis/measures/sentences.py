@@ -55,6 +55,19 @@ class Sentences:
             if number <= 0:
                 return
 
+    def spread(self, number: int) -> Iterator[Mapping]:
+        """Yield so many sentences, evenly spread: batches may be ordered by length; raise as `first` does."""
+        check_count("the number of sentences", number, least=1)
+        total, seen = sum(map(rows, self)), 0
+        number = min(number, total)
+        for batch in each_batch(self.batches):
+            size = rows(batch)
+            places = torch.arange(seen, seen + size + 1) * number // max(total, 1)
+            kept = (places[1:] > places[:-1]).nonzero().flatten().tolist()  # the last of each stretch
+            seen += size
+            if kept:
+                yield {k: v[kept] if len(kept) < size and is_per_row(v, size) else v for k, v in batch.items()}
+
 
 def rows(batch: Mapping) -> int:
     return max((len(v) for v in batch.values() if isinstance(v, Tensor) and v.ndim), default=0)

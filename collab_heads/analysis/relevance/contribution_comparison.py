@@ -240,6 +240,7 @@ def compare_contributions(
     Source: Voita, Sennrich, Titov 2021, arXiv:2010.10907, sections 5 and 7.
     """
     named = named_models(models)
+    check_vocabularies(named)
     kinds = check_prefixes(prefixes)
     sentences, excluded = Sentences(batches), None if exclude is None else check_exclude(exclude)
     diverges = len(named) > 1 and "reference" in kinds
@@ -277,6 +278,23 @@ def named_models(models: Mapping[str, Model] | Sequence[str | Path]) -> dict[str
         double = next(name for name in names if names.count(name) > 1)
         raise ArgumentError(f"two models are called {double!r}: give a dict with names that differ")
     return named
+
+
+def check_vocabularies(models: Mapping[str, Model]) -> None:
+    """Raise ArgumentError unless all models have as many tokens: they read the same ids. No weights are loaded."""
+    sizes = {
+        name: (model.config if isinstance(model, PreTrainedModel) else load_or_explain(AutoConfig, model))
+        .get_text_config()
+        .vocab_size
+        for name, model in models.items()
+    }
+    (first, size), *others = sizes.items()
+    for name, other in others:
+        if other != size:
+            raise ArgumentError(
+                f"{first} has {size:,} tokens, and {name} {other:,}: models are compared on the same ids, so they must "
+                "share a vocabulary"
+            )
 
 
 def load(folder: str | Path) -> PreTrainedModel:

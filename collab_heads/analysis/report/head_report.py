@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from collab_heads.analysis.report.html import Drawing, Section, page
-from collab_heads.analysis.report.measurements import HeadMeasurements, group_name
+from collab_heads.analysis.report.measurements import HeadMeasurements, group_name, text_of
 from collab_heads.analysis.report.page_data import LEGENDS, TITLES, anchor, as_json, heads_of, layer_name, page_data
 from collab_heads.analysis.report.pictures import pictures_in, pictures_of
 from collab_heads.analysis.report.savings import cheapest, metric_without, savings_html
@@ -42,7 +42,7 @@ def summary(report: HeadMeasurements) -> Table:
 
 
 def mean_of(values: Sequence[Tensor]) -> str:
-    return f"{float(torch.cat([*values]).double().mean()):.3f}" if values else ""
+    return text_of(float(torch.cat([*values]).double().mean()) if values else None)
 
 
 def summary_text(report: HeadMeasurements) -> str:
@@ -54,7 +54,7 @@ def summary_text(report: HeadMeasurements) -> str:
 
 
 def full_text(report: HeadMeasurements) -> str:
-    return f"{summary_text(report)}\n\n{text_table(*report.rows(), '')}"
+    return f"{summary_text(report)}\n\n{text_table(*report.text_rows(), '')}"
 
 
 def roles_text(report: HeadMeasurements) -> list[str]:
@@ -99,7 +99,7 @@ def full_page(report: HeadMeasurements, drawn: Mapping[str, bytes], plan: Compre
     sections = [
         Section("What can go, and how", name="savings", html=savings_html(report, plan)),
         Section("Explore", name="explore", html='<div id="explorer"></div>'),
-        Section("All heads", LEGENDS["heads"], report.rows(), name="all", ids=names),
+        Section("All heads", LEGENDS["heads"], report.text_rows(), name="all", ids=names),
     ]
     tables = side_tables(report)
     for name in TITLES:
@@ -127,8 +127,8 @@ def side_tables(report: HeadMeasurements) -> dict[str, Table]:
             ]
             value, site, head = max(scores, key=lambda each: each[0])
             where = f"{site.role}, layer {site.layer}, head {head}"
-            best.append([" ".join(kind), f"{baseline.accuracy:.3f}", f"{value:.3f}", where])
-        tables["roles"] = (["dependency", "best fixed offset", "best head", "which"], best)
+            best.append([" ".join(kind), str(baseline.queries), f"{baseline.accuracy:.3f}", f"{value:.3f}", where])
+        tables["roles"] = (["dependency", "words", "best fixed offset", "best head", "which"], best)
     if report.compared_contributions is not None:
         tables["contributions"] = report.compared_contributions.table()
     elif report.contributions is not None:

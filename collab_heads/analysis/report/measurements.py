@@ -21,6 +21,7 @@ from collab_heads.heads.history import HeadHistory
 from collab_heads.sites.site import AttentionSite
 
 Scores = Mapping[str, Tensor]
+Cell = str | int | float | None
 # measures of how much a head matters: they are compared with leaving heads out, and each orders a curve
 IMPORTANCE = ("confidence", "value_zeroing", "contribution", "relevance", "absolute_relevance", "gradient")
 
@@ -119,21 +120,26 @@ class HeadMeasurements(Report):
             if name in scores and scores[name].keys() >= harm.keys()
         }
 
-    def rows(self) -> tuple[list[str], list[list[str]]]:
-        """Return a table of all heads: its header, and a row per head.
+    def rows(self) -> tuple[list[str], list[list[Cell]]]:
+        """Return a table of all heads: its header, and a row per head, with None where a site has no such number.
 
         If heads share keys, a column holds the present key head of each.
         """
         scores, shares_keys = self.scores(), any(site.shares_keys for site in self.sites)
         header = ["role", "layer", "head", *["key head"] * shares_keys, *(name.replace("_", " ") for name in scores)]
-        rows = []
+        rows: list[list[Cell]] = []
         for site in self.sites:
             for index, number in enumerate(self.heads[site.path]):
-                row = [group_name(site), str(site.layer), str(number)]
-                row += [str(index if site.groups is None else site.groups[index])] * shares_keys
-                row += [f"{float(s[site.path][index]):.3f}" if site.path in s else "" for s in scores.values()]
+                row: list[Cell] = [group_name(site), site.layer, number]
+                row += [index if site.groups is None else site.groups[index]] * shares_keys
+                row += [float(s[site.path][index]) if site.path in s else None for s in scores.values()]
                 rows.append(row + ([", ".join(self.roles.labels[site.path][index])] if self.roles else []))
         return header + (["what it does"] if self.roles else []), rows
+
+    def text_rows(self) -> tuple[list[str], list[list[str]]]:
+        """Return the same table as text."""
+        header, rows = self.rows()
+        return header, [[text_of(cell) for cell in row] for row in rows]
 
     def described(self) -> list[str]:
         tokens = ", ".join(f"{count:,} of {role}" for role, count in self.data["query_tokens"].items())
@@ -143,12 +149,15 @@ class HeadMeasurements(Report):
             lines[0] += f", which share {sum(site.num_key_heads for site in self.sites)} key heads"
         count = self.data["sentences"]
         sentences = f"{count:,} sentence{'s' * (count != 1)}"
-        lines.append(f"Data: {self.data['name']}, {sentences}; query tokens: {tokens}")
+        lines.append(f"Data: {self.data['name']}, {sentences}" + (f"; query tokens: {tokens}" if tokens else ""))
         if self.contributions is not None:
-            said = self.contributions.summary()
-            lines.append(f"Contributions: {said}")
+            of = f" of {self.data['contribution_sentences']:,} of the {count:,} sentences"
+            lines.append(
+                f"Contributions{of * (self.data['contribution_sentences'] < count)}: {self.contributions.summary()}"
+            )
         for name, value in self.correlations().items():
-            lines.append(f"Rank correlation of {name} with the harm of leaving a head out: {value:+.2f}")
+            said = name.replace("_", " ")
+            lines.append(f"Rank correlation of {said} with the harm of leaving a head out: {value:+.2f}")
         return lines + [note[:1].upper() + note[1:] for note in self.notes]
 
     def to_dict(self) -> dict[str, Any]:
@@ -157,6 +166,13 @@ class HeadMeasurements(Report):
         numbers = {name: plain(getattr(self, name)) for name in names if name != "examples"}
         examples = [plain(each.tokens) for each in self.examples]
         return numbers | {"correlations": self.correlations(), "examples": examples}
+
+
+def text_of(cell: Cell) -> str:
+    """Return a cell as text, measures with three decimals, or with three digits where decimals would say less."""
+    if isinstance(cell, float):
+        return f"{cell:.3f}" if cell == 0 or abs(cell) >= 0.1 else f"{cell:.3g}"
+    return "" if cell is None else str(cell)
 
 
 def group_name(site: AttentionSite) -> str:

@@ -84,7 +84,8 @@ LEGENDS = {
     "2020). Value zeroing is how far the stream turns, 1 - cosine, if the head's values are zero (after Mohebbi et al. "
     "2023). The contribution is the head's share in the stream behind the layer's attention, by L1 distances (ALTI, "
     "Ferrando et al. 2022).",
-    "relevance": "What the head contributes to the top-1 logit by layer-wise relevance propagation, "
+    "relevance": "What the head contributes to the top-1 logit (in a model without logits, to the squared length of "
+    "the mean of its last states) by layer-wise relevance propagation, "
     "attention weights and scales of norms held constant (Ali et al. 2022): absolute values, as "
     "shares of the layer's heads. Absolute relevance is the size of the mean itself, which layers "
     "can be compared by. The balance is 1 where all heads matter alike and 0 where one head has "
@@ -99,9 +100,9 @@ LEGENDS = {
     "contributions": "How much of each generated token's top-1 logit comes from the source, the rest from the "
     "target prefix (of a decoder alone: from the prompt, the rest from its continuation so far): shares of "
     "absolute relevance (after Voita, Sennrich, Titov 2021). Entropies say how widely a share is spread over its "
-    "tokens, in nats; the influence of a source token is what it gives to the whole output, where 1 is the mean. Means "
-    "over sentences, with 95 % intervals. Prefixes of its own are the model's translations, random ones those of other "
-    "sentences.",
+    "tokens, in nats; the influence of a source token is what it gives to the whole output, where 1 is the mean. "
+    "Curves are means over sentences, with 95 % intervals; \u00b1 in the table is one standard error over sentences. "
+    "Prefixes of its own are the model's translations, random ones those of other sentences.",
     "alphas": "Mixed heads: row i makes the new head i. Shown is the difference from the identity, where "
     "each head is itself.",
     "gate": "The probability that a head's gate is open (Voita et al. 2019): below one half it is more likely closed.",

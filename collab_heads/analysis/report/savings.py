@@ -43,8 +43,13 @@ class Cheap:
 
     @property
     def said(self) -> str:
-        worst = max(self.lost().values())
-        return f"without them, W_O refitted, a layer changes the residual stream by {worst:.1%} of its variance at most"
+        worst = percent(max(self.lost().values()))
+        return f"without them, W_O refitted, a layer changes the residual stream by {worst} of its variance at most"
+
+
+def percent(share: float) -> str:
+    """Return a share in per cent, with one decimal, or with two digits where it is small."""
+    return f"{share:.1%}" if share >= 0.01 or share < 1e-6 else f"{100 * share:.2g}%"
 
 
 def cheapest(report: HeadMeasurements, count: int | None = None) -> Cheap | None:
@@ -140,7 +145,7 @@ def cheap_html(report: HeadMeasurements) -> str:
         f"{count:,} sentence{'s' * (count != 1)}. Every layer keeps at least one head."
     )
     items = [
-        f"{link(report, head, f'{layer_name(report, head.site)}, head {head.number}')} <small>{cost:.1%}</small>"
+        f"{link(report, head, f'{layer_name(report, head.site)}, head {head.number}')} <small>{percent(cost)}</small>"
         for head, cost in cheap.heads
     ]
     removed = [f"    {path!r}: {numbers}," for path, numbers in cheap.by_path().items()]
@@ -183,7 +188,7 @@ def price_html(report: HeadMeasurements, plan: CompressionPlan | None) -> str:
         )
         parts.append(table_html(["heads kept", "share", metric], rows, "Price of fewer heads"))
     if fewer := fewer_heads(report):
-        rows = [[str(kept), f"{mean:.1%}", f"{most:.1%}"] for kept, mean, most in fewer]
+        rows = [[str(kept), percent(mean), percent(most)] for kept, mean, most in fewer]
         parts.append(paragraph(FEWER))
         parts.append(table_html(["heads kept", "changed on average", "at most"], rows, "Change by heads kept"))
     if plan is not None:

@@ -164,7 +164,8 @@ def judge_rarity(numbers: RareNumbers | None, head: int, thresholds: RoleThresho
     least, most = thresholds.samples.sentences, thresholds.samples.chance * thresholds.rare_tokens
     few = ""
     if numbers.sentences < least:
-        few = f"{numbers.sentences} sentences are too few to tell: it takes {least}"
+        s, are = ("", "is") if numbers.sentences == 1 else ("s", "are")
+        few = f"{numbers.sentences} sentence{s} {are} too few to tell: it takes {least}"
     elif numbers.chance[0] > most:
         few = f"a head that looks anywhere would reach {numbers.chance[0]:.2f}, as so many tokens are equally rare"
     yield "rare tokens", few
@@ -178,7 +179,8 @@ def judge_syntax(
     for kind, each in accuracies.items():
         if float(each[head]) - baselines[kind].accuracy >= thresholds.syntactic - ROUNDING:
             asked = baselines[kind].queries
-            few = f"{asked} words with the relation {kind[0]} are too few to tell: it takes {least}"
+            s, are = ("", "is") if asked == 1 else ("s", "are")
+            few = f"{asked} word{s} with the relation {kind[0]} {are} too few to tell: it takes {least}"
             yield " ".join(kind), "" if asked >= least else few
 
 
@@ -276,16 +278,19 @@ class HeadRoles(Report):
         if tokens := {each.tokens for each in numbers}:
             lines.append(f"query tokens of a site: {' to '.join(map(str, sorted({min(tokens), max(tokens)})))}")
         if self.sentences:
-            left_out = ", ".join(f"{count} {reason}" for reason, count in self.skipped.items())
-            longest = "" if self.limit is None else f" (at most {self.limit} tokens)"
-            lines.append(f"treebank: {self.sentences} sentences{longest}; skipped: {left_out}")
             queries = [
                 f"{relation} {self.baselines[relation, direction].queries}"
                 for relation, direction in self.baselines
                 if direction == next(iter(self.baselines))[1]
             ]
-            lines.append(f"dependents by relation: {', '.join(queries) or 'none of those asked for'}")
+            lines += [*self.read(), f"dependents by relation: {', '.join(queries) or 'none of those asked for'}"]
         return [*lines, *self.habits(), *self.warnings]
+
+    def read(self) -> list[str]:
+        """Return a line on how much of the treebank was measured, and what was left out; none without a treebank."""
+        left_out = ", ".join(f"{count} {reason}" for reason, count in self.skipped.items())
+        longest = "" if self.limit is None else f" (at most {self.limit} tokens)"
+        return [f"treebank: {self.sentences} sentences{longest}; skipped: {left_out}"] if self.sentences else []
 
     def habits(self) -> list[str]:
         """Return a line per role whose heads mostly look at the first token: it is no role of single heads there."""

@@ -107,6 +107,9 @@ def read_option(parameter: ast.arg, default: ast.expr) -> Option:
     return Option(parse, "Iterable[" in annotation or "Sequence[" in annotation, value)
 
 
+WITH_DEMO = ("--demo", "--json", "--quiet")
+
+
 class Help(argparse.RawDescriptionHelpFormatter):
     """A help formatter that keeps the lines of the description and appends the default of every flag that has one."""
 
@@ -142,6 +145,9 @@ class Parser(argparse.ArgumentParser):
             self.check_known(each for each in args if each.startswith("--"))
             raise
         self.check_known(unknown)
+        others = [each.split("=")[0] for each in args if each.startswith("--")]
+        if getattr(parsed, "demo", None) and (given := [each for each in others if each not in WITH_DEMO]):
+            raise ArgumentError(f"--demo has flags of its own: leave out {', '.join(given)}")
         return parsed
 
     def print_help(self, file: Any = None) -> None:

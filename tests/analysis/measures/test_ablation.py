@@ -105,6 +105,12 @@ def test_the_mean_loss_counts_labels_whatever_batch_they_are_in():
     parts = [{key: value[part] for key, value in examples.items()} for part in (slice(0, 2), slice(2, 3))]
     model = model_in("bert")
     assert mean_loss(model, parts) == pytest.approx(mean_loss(model, [examples]), abs=EXACT64)
+    decoder, texts = model_in("gpt2"), ended("gpt2")[0]["input_ids"]  # nothing predicts its first token
+    short = [{"input_ids": rows, "labels": rows} for rows in (texts[:2], texts[2:, :3])]
+    labels = torch.full_like(texts, -100)
+    labels[:2], labels[2:, :3] = texts[:2], texts[2:, :3]
+    whole = mean_loss(decoder, [{"input_ids": texts, "labels": labels}])
+    assert mean_loss(decoder, short) == pytest.approx(whole, abs=EXACT64)
 
 
 def test_a_curve_removes_the_least_important_heads_first():

@@ -31,6 +31,18 @@ def test_the_first_ones(number, sizes):
     assert found[0]["factor"] == 2.0 and found[0]["name"] == "a"
 
 
+@pytest.mark.parametrize(
+    "number, kept", ((1, [4]), (2, [2, 4]), (3, [1, 3, 4]), (5, [0, 1, 2, 3, 4]), (9, [0, 1, 2, 3, 4]))
+)
+def test_some_evenly_spread(number, kept):
+    """The first ones would be the longest where batches are ordered by length."""
+    found = list(Sentences(batches()).spread(number))
+    ids = torch.cat([batch["input_ids"] + 6 * ("name" not in batch) for batch in found])
+    assert torch.equal(ids, torch.arange(10).view(5, 2)[kept])
+    assert all(len(batch["labels"]) == len(batch["input_ids"]) for batch in found)
+    assert all(batch["factor"] == 2.0 for batch in found if "name" in batch)
+
+
 def test_what_can_be_read_once_is_refused():
     with pytest.raises(ArgumentError, match=r"generator, which can be read only once.*pass a list"):
         Sentences(batch for batch in batches())

@@ -7,7 +7,7 @@ from collab_heads.analysis.report.savings import cheapest
 
 
 def test_the_summary_comes_first_and_rows_when_asked_for(report):
-    header, rows = report.rows()
+    header, rows = report.text_rows()
     told, whole = str(report), report.to_string()
     assert told.splitlines()[:2] == report.described()[:2]
     assert told.endswith(MORE) and "to_string()" in MORE

@@ -23,6 +23,7 @@ from collab_heads.analysis.report.savings import (
     kept_heads,
     metric_without,
     most_alike,
+    percent,
     predicted,
     savings_html,
 )
@@ -81,6 +82,13 @@ def lost_by(pruned, report) -> dict[str, float]:
     return {site.path: site.share_lost * float(report.reconstruction[site.path].max()) for site in pruned.sites}
 
 
+@pytest.mark.parametrize(
+    "share, said", ((0.5, "50.0%"), (0.01, "1.0%"), (0.00012, "0.012%"), (0.0, "0.0%"), (-1e-17, "-0.0%"))
+)
+def test_small_costs_are_not_nothing(share, said):
+    assert percent(share) == said
+
+
 def test_the_lines_do_it_at_the_cost_that_is_named(report):
     """`prune_heads` takes the text that the page gives to copy, and loses as much by layer as the page says."""
     text = unescape(re.sub(r"<[^>]+>", "", savings_html(report)))
@@ -91,7 +99,7 @@ def test_the_lines_do_it_at_the_cost_that_is_named(report):
     assert {path: list(numbers) for path, numbers in heads.items()} == found.by_path()
     assert pruned.removed == len(found.heads) > 0
     assert lost_by(pruned, report) == pytest.approx(found.lost(), rel=RIDGED)
-    assert f"by {max(found.lost().values()):.1%} of its variance at most" in text
+    assert f"by {percent(max(found.lost().values()))} of its variance at most" in text
     assert "\n".join([*PLAN, *COMPRESS]) in text
 
 

@@ -100,6 +100,7 @@ def test_labels_in_the_first_layer_only():
     "sentences, common, why",
     (
         (LEAST_SENTENCES, 9, None),
+        (1, 9, "1 sentence is too few to tell: it takes 30"),
         (LEAST_SENTENCES - 1, 9, "29 sentences are too few to tell: it takes 30"),
         (LEAST_SENTENCES, 1, "would reach 0.50, as so many tokens are equally rare"),
     ),

@@ -5,7 +5,7 @@ import torch
 from known_heads import SMALL, TREEBANK, looking, rows, show, site, word_pieces
 
 from collab_heads.analysis.measures.passes import Attention, Batch
-from collab_heads.analysis.roles.labels import roles_from_measures
+from collab_heads.analysis.roles.labels import RoleThresholds, judge_syntax, roles_from_measures
 from collab_heads.analysis.roles.syntax import Baseline, Syntax
 from collab_heads.analysis.roles.treebank import Treebank
 from collab_heads.errors import ArgumentError, CalibrationError
@@ -139,6 +139,9 @@ def test_labels_from_the_threshold_on(tmp_path):
     assert few.labels == {"one": ((), ())}
     said = "1 head would be called 'syntactic', but 20 words with the relation nsubj are too few to tell: it takes 100"
     assert few.warnings == (said,) and few.to_dict()["warnings"] == [said]
+    kind = "nsubj", DEPENDENT
+    (one,) = judge_syntax({kind: torch.ones(1)}, {kind: Baseline(-1, 0.0, 1)}, 0, RoleThresholds())
+    assert one == (f"nsubj {DEPENDENT}", "1 word with the relation nsubj is too few to tell: it takes 100")
 
 
 def test_the_encoder_only_and_a_module_of_several_layers(tmp_path):

@@ -8,12 +8,13 @@ function isShown(head) {
   if ((group && site.group !== group) || (layer && site.layer !== Number(layer))) return false;
   if (kind && (kind === NO_ROLE ? head.kinds.length : !head.kinds.includes(kind))) return false;
   const said = `${site.group} layer ${site.layer} head ${head.number} ${rolesOf(head)} ${site.path}`.toLowerCase();
-  return text.toLowerCase().split(/\s+/).every((word) => matches(said, word));
+  const words = text.toLowerCase().match(/(layer|head) \d+|\S+/g) ?? []; // "layer 3" is not the layer of head 3
+  return words.every((word) => matches(said, word));
 }
 
 /** Numbers are looked for whole: "3" is not in "13". */
 function matches(said, word) {
-  return /^\d+$/.test(word) ? new RegExp(`(^|\\D)${word}(\\D|$)`).test(said) : said.includes(word);
+  return /^((layer|head) )?\d+$/.test(word) ? new RegExp(`(^|\\D)${word}(\\D|$)`).test(said) : said.includes(word);
 }
 
 function filtersForm() {
