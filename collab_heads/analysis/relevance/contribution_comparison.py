@@ -125,7 +125,7 @@ class ContributionComparison(Report):
     def plot_history(self, *, title: str | None = None) -> "Figure":
         """Draw the means over a training, a point per checkpoint, and the divergence from the last checkpoint.
 
-        The horizontal axis shows the numbers in the names of the models, or else their order.
+        The horizontal axis shows the numbers in the names of the models, or else the names.
 
         Args:
             title: a title for the figure.
@@ -140,9 +140,7 @@ class ContributionComparison(Report):
         kinds = dict.fromkeys(run.prefixes for _, run in self.runs)
         means = {measure: {kind: self.over_models(measure, kind) for kind in kinds} for measure in PER_TOKEN}
         far = [self.divergence.get(name, math.nan) for name in names]
-        label = "step" if steps else "checkpoint"
-        at = steps or list(range(1, len(names) + 1))
-        return draw_history(at, means, far, self.runs[0][1].names, label, title)
+        return draw_history(steps or names, means, far, self.runs[0][1].names, title)
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return the header and the rows of a table with a row per run."""

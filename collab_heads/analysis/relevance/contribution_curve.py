@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NORMAL_95 = 1.959964  # standard errors on either side of a mean
+ACROSS, HANDLE = 105, 8  # letters that a legend has room for, and those that a line takes before its name
 # measure -> the title of its panel, with the names of the two sides
 TITLES = {
     "source": "share of the {0}",
@@ -129,7 +130,8 @@ def draw_curves(
         finish(axes)
     if any(runs):
         handles, names = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside lower center", ncols=min(4, len(runs)), frameon=False)
+        columns = max(1, min(4, len(runs), ACROSS // (max(map(len, names)) + HANDLE)))
+        figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False)
     return figure
 
 
@@ -145,21 +147,19 @@ def draw_curve(axes: Axes, curve: Curve, index: int, name: str, is_relative: boo
 
 @drawn
 def draw_history(
-    at: Sequence[int],
+    at: Sequence[int] | Sequence[str],
     means: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
     divergence: Sequence[float],
     sides: tuple[str, str],
-    label: str,
     title: str | None,
 ) -> Figure:
     """Draw means over a training: a point per checkpoint, a line per kind of prefixes. The last panel has divergences.
 
     Args:
-        at: [N], the places of the checkpoints.
+        at: [N], the steps of the checkpoints, or their names.
         means: measure -> kind of prefixes -> [N] means and their standard errors.
         divergence: [N], from the last checkpoint.
         sides: the names of the source and of the target.
-        label: of the horizontal axis.
         title: a title for the figure.
     """
     from matplotlib.ticker import MaxNLocator
@@ -178,8 +178,9 @@ def draw_history(
     last.plot(at, divergence, color=OKABE_ITO[0], marker="o", markersize=3.5, linewidth=1.3)
     last.set(title="divergence from the last, nats")
     for axes in figure.axes:
-        axes.set_xlabel(label)
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        if not isinstance(at[0], str):
+            axes.set_xlabel("step")
+            axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         finish(axes)
     return figure
 

@@ -7,7 +7,8 @@ from collab_heads.analysis import ContributionComparison, TokenContributions
 from collab_heads.analysis.relevance.sentence_contributions import of_sentence
 from collab_heads.errors import ArgumentError
 
-pytest.importorskip("matplotlib")
+matplotlib = pytest.importorskip("matplotlib")
+pytest.importorskip("matplotlib.backends.backend_agg")
 MEASURES = ("source", "source_entropy", "target_entropy", "influence")
 
 
@@ -48,6 +49,16 @@ def test_curves_are_means_by_position_with_their_intervals(parts):
     assert words.startswith("position of the generated token") and ("from the first (0)" in words) == (parts == 2)
 
 
+def test_a_legend_of_long_names_stays_on_the_picture():
+    runs = [
+        (f"a model of the {number}th training", made(number, kind)) for number in (1, 2) for kind in ("own", "random")
+    ]
+    figure = ContributionComparison(tuple(runs)).plot()
+    matplotlib.backends.backend_agg.FigureCanvasAgg(figure).draw()
+    box, width = figure.legends[0].get_window_extent(), figure.bbox.width
+    assert 0 <= box.x0 and box.x1 <= width
+
+
 def test_one_model_needs_no_legend_and_prompts_are_called_so():
     figure = made(1, names=("prompt", "continuation")).plot()
     assert not figure.legends and figure.axes[3].get_xlabel() == "position of the prompt token"
@@ -67,6 +78,7 @@ def test_a_history_has_a_point_per_checkpoint():
     assert line(figure.axes[3]) == ([10, 40], [0.25, 0.0])
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["reference", "own"]
     named = ContributionComparison((("a", made(1)), ("b", made(2))))
-    assert named.plot_history().axes[0].get_xlabel() == "checkpoint"
+    axes = named.plot_history().axes[0]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["a", "b"] and axes.get_xlabel() == ""
     with pytest.raises(ArgumentError, match="two checkpoints or more; this compares 1"):
         ContributionComparison((("a", made(1)),)).plot_history()
