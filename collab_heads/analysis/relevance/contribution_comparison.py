@@ -280,18 +280,15 @@ def named_models(models: Mapping[str, Model] | Sequence[str | Path]) -> dict[str
 
 def check_vocabularies(models: Mapping[str, Model]) -> None:
     """Raise ArgumentError unless all models have as many tokens: they read the same ids. No weights are loaded."""
-    sizes = {
-        name: (model.config if isinstance(model, PreTrainedModel) else load_or_explain(AutoConfig, model))
-        .get_text_config()
-        .vocab_size
-        for name, model in models.items()
-    }
-    (first, size), *others = sizes.items()
-    for name, other in others:
-        if other != size:
+    sizes: dict[str, int] = {}
+    for name, model in models.items() if len(models) > 1 else ():
+        config = model.config if isinstance(model, PreTrainedModel) else load_or_explain(AutoConfig, model)
+        sizes[name] = config.get_text_config().vocab_size
+        first, size = next(iter(sizes.items()))
+        if sizes[name] != size:
             raise ArgumentError(
-                f"{first} has {size:,} tokens, and {name} {other:,}: models are compared on the same ids, so they must "
-                "share a vocabulary"
+                f"{first} has {size:,} tokens, and {name} {sizes[name]:,}: models are compared on the same ids, so "
+                "they must share a vocabulary"
             )
 
 
