@@ -103,6 +103,7 @@ TARGETS: dict[str, Target] = {
         (
             "real_encoder.py $MPNET --draws 0 --methods compress",
             'real_encoder.py $MPNET --draws 0 --methods "compress, distilled"',
+            "real_encoder.py $MPNET --draws 0 --methods GRAIL",
             'real_encoder.py $MPNET --draws 0 --methods "int8 alone" all-MiniLM-L6-v2 paraphrase-MiniLM-L3-v2',
         ),
         "at least 70 minutes",

@@ -17,6 +17,10 @@ from typing import Any
 
 COMMAND, PACKAGE = "collab-heads", "collab_heads"
 INTERRUPTED = 130  # the exit code, as shells have it
+# What a thread of torch tries, on Linux, before it sleeps. By default threads that wait for each other keep the cores
+# from the programs that they wait for: beside two busy processes half of MiniLM took over 400 s, so 56; alone both 22.
+SPINS = {"GOMP_SPINCOUNT": "20000"}
+SAID = (*SPINS, "OMP_WAIT_POLICY")
 
 
 def start_command() -> None:
@@ -27,6 +31,8 @@ def start_command() -> None:
     if is_command(sys.argv, sys.orig_argv):
         if threading.current_thread() is threading.main_thread():
             change_handler(signal.default_int_handler, leave)  # one that ignores Ctrl-C, of a shell's `&`, stays
+        if not any(name in os.environ for name in SAID):
+            os.environ.update(SPINS)  # torch reads it when it is imported
         import_module(f"{PACKAGE}.command.main").look(sys.argv[1:])
 
 

@@ -64,6 +64,12 @@ def invert_lower_(matrix: Tensor) -> Tensor:
     return matrix
 
 
+def positive_inverse_(matrix: Tensor) -> Tensor:
+    """Invert a symmetric and positive definite matrix [n, n] in its memory, on one thread, see `one_thread`."""
+    with one_thread():
+        return torch.cholesky_inverse(cholesky_(matrix), out=matrix)
+
+
 def solve_positive(matrix: Tensor, right: Tensor) -> Tensor:
     """Solve matrix @ x = right in the memory of the matrix, which is lost.
 
@@ -103,6 +109,18 @@ def keeping_threads():
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def one_thread():
+    """Use one torch thread while the context is open, for what waits for every thread many times.
+
+    That are inverses from a Cholesky factor, and eigenvectors. Measured at n = 1,536 on two cores: an inverse takes
+    0.11 s with one thread and 0.08 with two; beside two busy processes 0.5 s with one, and 24 with two.
+    """
+    with keeping_threads():
+        torch.set_num_threads(1)
+        yield
 
 
 @contextmanager

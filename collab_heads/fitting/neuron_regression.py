@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from collab_heads.base.numerics import cholesky_, invert_lower_
+from collab_heads.base.numerics import cholesky_, invert_lower_, positive_inverse_
 from collab_heads.calibration.input_moments import InputMoments
 from collab_heads.fitting.head_regression import ROUNDING, HeadRegression, block_of
 from collab_heads.layers.layout import weight_of
@@ -47,7 +47,7 @@ class NeuronRegression(HeadRegression):
         whole, left, lost = self.whole, torch.arange(len(self.scatter)), 0.0
         costs, inverse = torch.ones(len(left), dtype=torch.float64), self.scatter.clone()
         inverse.diagonal().add_(self.ridge)
-        inverse = torch.cholesky_inverse(cholesky_(inverse), out=inverse)
+        inverse = positive_inverse_(inverse)
         weight = self.weight.mT.clone(memory_format=torch.contiguous_format)  # (F, D)
         while len(left) > 1 and whole:
             gone, increases, vectors = next_removals(inverse, weight, min(BLOCK, len(left) - 1))

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from collab_heads.base.numerics import one_thread
 from collab_heads.fitting.values import HeadMoments, NarrowHeads, head_columns
 from collab_heads.layers.values import ValueWeights
 
@@ -49,7 +50,8 @@ class QuickHeads:
 
     def leading(self, weight: Tensor) -> Tensor:
         """Return the right singular vectors of stacked heads as rows, the largest first: [H, D, d_v] -> [H_k, ...]."""
-        return torch.linalg.eigh(summed(weight.mT @ weight, self.groups))[1].flip(-1).mT
+        with one_thread():
+            return torch.linalg.eigh(summed(weight.mT @ weight, self.groups))[1].flip(-1).mT
 
     @torch.no_grad()
     def narrow(self, width: int) -> NarrowHeads:

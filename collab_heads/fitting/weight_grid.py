@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from collab_heads.base.numerics import cholesky_, float64
+from collab_heads.base.numerics import cholesky_, float64, positive_inverse_
 from collab_heads.base.option_values import BITS
 from collab_heads.errors import ArgumentError, NonFiniteError
 from collab_heads.layers.weight_grid import BLOCK, OF_ROWS, GridWeights, codes_of, in_blocks, nearest_codes
@@ -108,4 +108,4 @@ def inverse_factor(second: Tensor) -> Tensor:
     diagonal = regular.diagonal()
     diagonal += RIDGE * diagonal.mean()
     diagonal[diagonal == 0] = 1.0  # no input is ever anything but zero
-    return cholesky_(torch.cholesky_inverse(cholesky_(regular))).mT
+    return cholesky_(positive_inverse_(regular)).mT

@@ -1,5 +1,8 @@
 """Systems with symmetric positive definite matrices are solved in the memory of the matrix."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -10,6 +13,7 @@ from collab_heads.base.numerics import (
     cholesky_,
     invert_lower_,
     mirror_,
+    positive_inverse_,
     solve_positive,
     with_ridge,
 )
@@ -59,6 +63,34 @@ def test_an_inverse_takes_the_place_of_its_factor(size, monkeypatch):
     inverse = invert_lower_(factor)
     assert inverse.data_ptr() == place
     torch.testing.assert_close(inverse, expected, rtol=ROUNDING, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("size", (0, 1, 60))
+def test_the_inverse_of_a_positive_matrix_takes_its_place_on_one_thread(size, monkeypatch):
+    """More threads wait for each other in it: beside two busy processes an inverse took fifty times as long."""
+    invert, seen, threads = torch.cholesky_inverse, [], torch.get_num_threads()
+    monkeypatch.setattr(
+        torch, "cholesky_inverse", lambda *a, **k: seen.append(torch.get_num_threads()) or invert(*a, **k)
+    )
+    matrix = positive(size)
+    expected, place = torch.linalg.inv(matrix), matrix.data_ptr()
+    torch.set_num_threads(2)
+    try:
+        inverse = positive_inverse_(matrix)
+        assert torch.get_num_threads() == 2 and seen == [1]
+    finally:
+        torch.set_num_threads(threads)
+    assert inverse.data_ptr() == place
+    torch.testing.assert_close(inverse, expected, rtol=ROUNDING, atol=ROUNDING)
+
+
+def test_nothing_else_inverts_or_finds_eigenvectors_on_many_threads():
+    files = [path for path in Path(numerics.__file__).parents[1].rglob("*.py") if path.name != "numerics.py"]
+    found = [path.name for path in files if "cholesky_inverse(" in path.read_text()]
+    bare = [
+        path.name for path in files if re.search(r"(?<!with one_thread\(\):)\n +.*linalg\.eigh\(", path.read_text())
+    ]
+    assert files and not found and not bare
 
 
 @pytest.mark.parametrize("size", (1, 7, 60))

@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import commands
 import pytest
 from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
+from collab_heads.base import command_start
 from collab_heads.base.checks import check_choice
 from collab_heads.base.command_start import is_command
 from collab_heads.base.option_values import MEASURES, MODEL_SHAPES, POLICY_WORDS
@@ -372,3 +374,18 @@ def test_an_interrupt_while_torch_is_imported_is_one_line(tmp_path, monkeypatch)
         process.send_signal(signal.SIGINT)
         assert process.communicate()[1] == "collab-heads: interrupted\n"
     assert process.returncode == 130
+
+
+@pytest.mark.parametrize(
+    "given, spins", (({}, "20000"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None), ({"GOMP_SPINCOUNT": "7"}, "7"))
+)
+def test_threads_of_the_command_leave_the_cores_to_others_unless_they_are_told(given, spins, monkeypatch):
+    """Before torch is imported, which reads it then."""
+    looked = []
+    monkeypatch.setattr(command_start.os, "environ", dict(given))
+    monkeypatch.setattr(command_start, "is_command", lambda *_: True)
+    monkeypatch.setattr(command_start, "change_handler", lambda *_: None)
+    seen = SimpleNamespace(look=lambda argv: looked.append(os.environ.get("GOMP_SPINCOUNT")))
+    monkeypatch.setattr(command_start, "import_module", lambda name: seen)
+    command_start.start_command()
+    assert looked == [spins]
