@@ -141,7 +141,7 @@ def test_taken_moments_are_made_again(are_one, monkeypatch):
 def test_moments_of_neurons_are_freed_while_errors_are_measured(monkeypatch):
     monkeypatch.setattr(calibrate, "SHARE", 0)
     monkeypatch.setattr(calibrate, "LEAST", 0)
-    alive, calibrated, factor = [], CalibratedSites.calibrated, neuron_regression.cholesky_
+    alive, calibrated = [], CalibratedSites.calibrated
     held = defaultdict(list)
 
     def watched(self, group):
@@ -149,12 +149,16 @@ def test_moments_of_neurons_are_freed_while_errors_are_measured(monkeypatch):
         held[id(self)] = [weakref.ref(moments) for moments in found.outputs.values()]
         return found
 
-    def factored(matrix):
-        alive.append(sum(moments() is not None for each in held.values() for moments in each))
-        return factor(matrix)
+    def counting(function):
+        def counted(matrix):
+            alive.append(sum(moments() is not None for each in held.values() for moments in each))
+            return function(matrix)
+
+        return counted
 
     monkeypatch.setattr(CalibratedSites, "calibrated", watched)
-    monkeypatch.setattr(neuron_regression, "cholesky_", factored)
+    for name in ("positive_inverse_", "cholesky_"):
+        monkeypatch.setattr(neuron_regression, name, counting(getattr(neuron_regression, name)))
     family = FAMILIES["bert"]
     model = family.build()
     plan(model, batches_of(family, 12), parts="neurons", refine_steps=0)
