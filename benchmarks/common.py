@@ -130,6 +130,7 @@ class RowStore:
 
     Where there is no such file, as on a new machine, it begins with the rows of the results, of each draw where the
     table has means, but not with AGAIN=1 in the environment. To measure some rows again, delete them from the file.
+    A new row names its processor; rows that name none are of the machine of the results.
 
     Args:
         name: NAME.
@@ -162,7 +163,8 @@ class RowStore:
         return [*{key(row): row for row in self.rows}.values()]
 
     def add(self, row: dict) -> None:
-        """Keep a row."""
+        """Keep a row, with the processor that computed it."""
+        row = row | {"machine": "{processor}; {instructions}".format(**machine())}
         self.rows.append(row)
         if not self.is_tried:
             with self.place.open("a") as file:
@@ -171,8 +173,16 @@ class RowStore:
     def write(self, rows: list[dict], columns: Mapping[str, str]) -> None:
         """Print the table of all rows, and write it to the results."""
         print(table(rows, columns))
+        self.save(rows, each=self.rows)
+
+    def save(self, rows: list[dict], **more) -> None:
+        """Write rows to the results; their versions and machine stay while there are rows that name no processor."""
+        place = RESULTS / f"{self.name}.json"
+        before = json.loads(place.read_text()) if place.exists() else {}
+        if any("machine" not in row for row in more.get("each", rows)):
+            more |= {name: before[name] for name in ("versions", "machine") if name in before}
         if not self.is_tried:
-            write(self.name, rows, each=self.rows)
+            write(self.name, rows, **more)
 
 
 def table(rows: Iterable[Mapping], columns: Mapping[str, str]) -> str:

@@ -43,7 +43,7 @@ from transformers.utils import logging
 
 from collab_heads import compress, swap_to_collaborative
 from collab_heads.compression.report import CompressReport
-from common import ATTENTION, RowStore, memory_bytes, reset_peak, table, write
+from common import ATTENTION, RowStore, memory_bytes, reset_peak, table
 
 Batches = list[dict[str, torch.Tensor]]
 GENERATOR = torch.Generator().manual_seed(1)
@@ -225,7 +225,7 @@ def main() -> None:
                 print(table(store.rows[-1:], COLUMNS).splitlines()[-1], flush=True)
     works = [*WORK, *FILES]
     rows = store.newest(key)
-    write("real_sizes", sorted(rows, key=lambda row: (list(MODELS).index(row["model"]), works.index(row["work"]))))
+    store.save(sorted(rows, key=lambda row: (list(MODELS).index(row["model"]), works.index(row["work"]))))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from translation import MODELS, calibration, load, read, translate
 
 from collab_heads import prune_heads, swap_to_gated
 from collab_heads.analysis import head_importance, most_important
-from common import RowStore, minilm, shared, table, write
+from common import RowStore, minilm, shared, table
 
 COLUMNS = {
     "model": "",
@@ -125,7 +125,7 @@ def main() -> None:
             store.add(row)
             print(table([row], COLUMNS).splitlines()[-1], flush=True)
     rows = store.newest(lambda row: tuple(row.get(name) for name in ("model", "heads", "chosen by", "W_O")))
-    write("repair", sorted(rows, key=lambda row: [*TASKS].index(row["model"])))
+    store.save(sorted(rows, key=lambda row: [*TASKS].index(row["model"])))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from transformers.utils import logging
 
 from collab_heads import compress, swap_to_collaborative
 from collab_heads.fitting import frequency_pairs, kinds
-from common import RowStore, table, write
+from common import RowStore, table
 
 SHARES = (0.75, 0.5, 0.33)  # of the query/key width, 32 per head; the last is rounded up to 12
 CACHES = (0.75, 0.5)
@@ -165,7 +165,7 @@ def main() -> None:
     found = {key(row): row for row in store.newest(key)}
     done = [found[key(row)] for row in asked if key(row) in found]
     print(table(done, COLUMNS))
-    write("rotary_widths", done)
+    store.save(done)
 
 
 if __name__ == "__main__":

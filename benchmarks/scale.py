@@ -25,7 +25,7 @@ import torch
 from collab_heads.calibration.calibrate import FLOAT64, grouped, most_bytes
 from collab_heads.compression.fitting import MOST_TOKENS
 from collab_heads.compression.fitting import TOKENS as REFIT_TOKENS
-from common import RESULTS, RowStore, table, write
+from common import RESULTS, RowStore, table
 
 NEURONS = "neurons of one block"
 PIECES = ("swap, from the weights", "swap, calibrated", "swap, refined", "compress", NEURONS, "analyze", "train")
@@ -219,7 +219,7 @@ def main() -> None:
     rows = sorted(store.newest(key), key=key)
     sizes = estimates(rows, measured)
     print(table(sizes, {name: "" if name in ("model", "compressed") else ",.4g" for name in sizes[0]}))
-    write("scale", rows, speeds=measured, sizes=sizes)
+    store.save(rows, speeds=measured, sizes=sizes)
 
 
 if __name__ == "__main__":

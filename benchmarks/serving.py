@@ -34,7 +34,7 @@ from transformers.utils import logging
 
 from collab_heads import compress, distill, export, load_exported
 from collab_heads.errors import CollabHeadsError
-from common import RESULTS, WORK, RowStore, interleaved, record, table, write
+from common import RESULTS, WORK, RowStore, interleaved, record, table
 
 RECORD, MODELS = RESULTS / "serving.json", WORK / "serving"
 SHAPES = {"minilm": "even", "marian": "ctranslate2", "gpt2": "ctranslate2"}
@@ -303,7 +303,7 @@ def main() -> None:
             store.add(row)
         runs = json.loads(RECORD.read_text()).get("runs", {}) if RECORD.exists() else {}
         runs[name] = {key: value for key, value in record([]).items() if key != "rows"}
-        write("serving", in_order(store), runs=runs)
+        store.save(in_order(store), runs=runs)
     print(table(in_order(store), COLUMNS))
 
 

@@ -1,7 +1,7 @@
 """Double precision where the device has it, ridges that suffice, and threads where they help."""
 
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 
 import torch
 from torch import Tensor
@@ -130,7 +130,5 @@ def few_threads(size: int):
     On a busy machine the threads of many small solves mostly wait for each other. Measured on two busy cores at
     12 x 768, R=256: 43 s with two threads, 2 s with one.
     """
-    with keeping_threads():
-        if size <= ONE_THREAD:
-            torch.set_num_threads(1)
+    with one_thread() if size <= ONE_THREAD else nullcontext():
         yield

@@ -32,16 +32,10 @@ from collab_heads.command.shared_flags import (
 )
 from collab_heads.training.options import heads, tasks
 from collab_heads.training.options.changes import COLLABORATIVE, DISTILLATION, FIT, SWAP, WIDTHS
-from collab_heads.training.options.parser import (
-    Flag,
-    Parser,
-    count_from_1,
-    flag,
-    path,
-    width,
-)
+from collab_heads.training.options.parser import Flag, Parser, flag
 from collab_heads.training.options.run import OUTPUT, model_flags, training_flags
 from collab_heads.training.options.tasks import TABLE
+from collab_heads.training.options.value_types import count_from_1, path, width
 
 CHANGES = (
     ("collaborative attention", COLLABORATIVE),

@@ -2,18 +2,9 @@
 
 from collab_heads.base.option_values import BITS, ENGINE_WORDS, EVALUATION_TASKS, EXPORT_TARGETS, MEASURES
 from collab_heads.training.options.changes import SHAPES
-from collab_heads.training.options.parser import (
-    Flag,
-    count,
-    count_from_1,
-    flag,
-    path,
-    positive,
-    seed,
-    share_or_size,
-    utf8,
-)
+from collab_heads.training.options.parser import Flag, flag
 from collab_heads.training.options.tasks import TABLE
+from collab_heads.training.options.value_types import count, count_from_1, path, positive, seed, share_or_size, utf8
 
 COMPRESS, TRIM = ("compression.compress", "compress"), ("vocabulary.trim", "trim_vocabulary")
 DISTILL = ("distillation.distill", "distill")

@@ -40,7 +40,7 @@ from collab_heads.saving.loading import check_device, load_or_explain
 from collab_heads.saving.source_files import OF_TEXTS
 from collab_heads.serving.export import TARGETS
 from collab_heads.sites.state import expect
-from collab_heads.training.options.parser import stored_value
+from collab_heads.training.options.value_types import stored_value
 
 UNFINISHED = ".unfinished"
 RECIPE, RECORD, MEASURED = "recipe.json", "shrink.json", "measured.json"

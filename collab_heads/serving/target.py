@@ -102,9 +102,22 @@ def quiet() -> Iterator[None]:
         warnings.simplefilter("ignore")
         logging.disable(logging.ERROR)
         try:
-            yield
+            with root_logger_kept():
+                yield
         finally:
             logging.disable(disabled)
+
+
+@contextmanager
+def root_logger_kept() -> Iterator[None]:
+    """Restore the root logger when the context ends: OpenVINO changes it, and leaves it so after an error."""
+    root = logging.root
+    level, handlers, filters = root.level, list(root.handlers), list(root.filters)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        root.handlers[:], root.filters[:] = handlers, filters
 
 
 def why(error: BaseException) -> str:

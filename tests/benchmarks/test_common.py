@@ -21,7 +21,12 @@ def folders(common, tmp_path, monkeypatch):
     for name in ("WORK", "RESULTS"):
         monkeypatch.setattr(common, name, tmp_path / name)
         (tmp_path / name).mkdir()
+    monkeypatch.setattr(common, "machine", lambda: {"processor": "A", "instructions": "AVX2"})
     return tmp_path
+
+
+def losses(store):
+    return [row["loss"] for row in store.rows]
 
 
 def test_rows_are_kept_and_found_again(common, folders):
@@ -29,7 +34,7 @@ def test_rows_are_kept_and_found_again(common, folders):
     assert store.rows == []
     store.add({"loss": 1.5})
     store.add({"loss": 2.5})
-    assert common.RowStore("some").rows == store.rows == [{"loss": 1.5}, {"loss": 2.5}]
+    assert common.RowStore("some").rows == store.rows and losses(store) == [1.5, 2.5]
     store.write([{"loss": 2.0}], {"loss": ".1f"})
     written = json.loads((folders / "RESULTS" / "some.json").read_text())
     assert written["rows"] == [{"loss": 2.0}] and written["each"] == store.rows
@@ -38,7 +43,7 @@ def test_rows_are_kept_and_found_again(common, folders):
 def test_a_new_machine_begins_with_the_stored_rows(common, folders):
     (folders / "RESULTS" / "some.json").write_text(json.dumps({"rows": [], "each": [{"loss": 1.5}]}))
     common.RowStore("some").add({"loss": 2.5})
-    assert common.RowStore("some").rows == [{"loss": 1.5}, {"loss": 2.5}]
+    assert losses(common.RowStore("some")) == [1.5, 2.5]
     (folders / "WORK" / "some.jsonl").write_text("")  # to measure all again
     assert common.RowStore("some").rows == []
 
@@ -50,18 +55,15 @@ def test_rows_of_runs_at_the_same_time_are_all_there_the_newest_of_each(common, 
     second.add({"model": "c", "loss": 3.5})
     first.add({"model": "a", "loss": 2.5})
     for store in (first, second):
-        assert store.newest(lambda row: row["model"]) == [
-            {"model": "a", "loss": 2.5},
-            {"model": "b", "loss": 1.0},
-            {"model": "c", "loss": 3.5},
-        ]
+        rows = store.newest(lambda row: row["model"])
+        assert [(row["model"], row["loss"]) for row in rows] == [("a", 2.5), ("b", 1.0), ("c", 3.5)]
 
 
 def test_stored_rows_do_not_count_where_all_is_measured_again(common, folders, monkeypatch):
     (folders / "RESULTS" / "some.json").write_text(json.dumps({"rows": [], "each": [{"loss": 1.5}]}))
     monkeypatch.setenv("AGAIN", "1")
     common.RowStore("some").add({"loss": 2.5})
-    assert common.RowStore("some").rows == [{"loss": 2.5}]  # of another command of the same target
+    assert losses(common.RowStore("some")) == [2.5]  # of another command of the same target
 
 
 def test_a_program_that_is_tried_keeps_nothing(common, folders):
@@ -69,8 +71,24 @@ def test_a_program_that_is_tried_keeps_nothing(common, folders):
     store = common.RowStore("some", is_tried=True)
     store.add({"loss": 2.5})
     store.write([], {"loss": ".1f"})
-    assert store.rows == [{"loss": 2.5}] and not list((folders / "WORK").iterdir())
+    assert losses(store) == [2.5] and not list((folders / "WORK").iterdir())
     assert json.loads((folders / "RESULTS" / "some.json").read_text()) == {"each": [{"loss": 1.5}]}
+
+
+def test_a_row_names_its_processor_and_older_ones_keep_that_of_their_results(common, folders):
+    path = folders / "RESULTS" / "some.json"
+    stored = {"machine": {"processor": "B"}, "versions": {"torch": "1.0"}}
+    path.write_text(json.dumps(stored | {"each": [{"loss": 1.5}], "rows": []}))
+    store = common.RowStore("some")
+    store.add({"loss": 2.5})
+    store.write([{"loss": 2.0}], {"loss": ".1f"})
+    written = json.loads(path.read_text())
+    assert written["each"] == [{"loss": 1.5}, {"loss": 2.5, "machine": "A; AVX2"}]
+    assert {name: written[name] for name in stored} == stored
+    store.rows.pop(0)  # the rest is of this machine
+    store.save(store.rows)
+    written = json.loads(path.read_text())
+    assert written["machine"] == common.machine() and written["versions"] == common.versions()
 
 
 def test_rows_that_ran_later_stand_beside_the_first_ones(common, folders):

@@ -16,7 +16,9 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from collab_heads import compress, export, load_exported, prune_heads
+from collab_heads.errors import UnsupportedModelError
 from collab_heads.serving.export import TARGETS
+from collab_heads.serving.part_in_engine import in_engine
 from collab_heads.serving.target import quiet
 from families import FAMILIES
 
@@ -33,7 +35,8 @@ def state():
         "python's": random.getstate(),
         "streams": (sys.stdout, sys.stderr),
         "warnings": list(warnings.filters),
-        "logging": (logging.root.manager.disable, logging.root.level, list(logging.root.handlers)),
+        "logging": (logging.root.manager.disable, logging.root.level),
+        "logging's handlers": [*logging.root.handlers, *logging.root.filters],
         "transformers' logging": (transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()),
         "environment": dict(os.environ),
         "folder": Path.cwd(),
@@ -75,6 +78,16 @@ def test_changes_of_a_model_leave_the_process_as_it_was():
     before = state()
     compress(model, batches, 0.6, refine_steps=1)
     prune_heads(model, keep=2, batches=batches)
+    assert_unchanged(before)
+
+
+def test_an_engine_that_refuses_a_part_leaves_the_process_as_it_was():
+    """OpenVINO sets the level of the root logger to errors, and restores it after a conversion that succeeds alone."""
+    pytest.importorskip("openvino")
+    part = torch.nn.Linear(3, 3)
+    before = state()
+    with pytest.raises(UnsupportedModelError, match="openvino cannot run Linear"):
+        in_engine("openvino", torch.linalg.eigvalsh, [part], [torch.eye(3)], [None])
     assert_unchanged(before)
 
 

@@ -5,7 +5,8 @@ from argparse import Namespace
 from collab_heads.base.checks import check_choice
 from collab_heads.base.option_values import ALLOCATIONS, MEASURES, MODEL_SHAPES, SITE_PARTS
 from collab_heads.errors import ArgumentError
-from collab_heads.training.options.parser import count, count_from_1, flag, options_of, path, per_role, positive, width
+from collab_heads.training.options.parser import flag, options_of
+from collab_heads.training.options.value_types import count, count_from_1, path, per_role, positive, width
 
 SWAPS = ("before", "after", "between")
 SWAP = ("collaborative.swap", "swap_to_collaborative")

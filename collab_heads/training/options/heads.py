@@ -10,13 +10,12 @@ from collab_heads.errors import ArgumentError, DataError
 from collab_heads.files.conllu import Sentence, read_conllu
 from collab_heads.files.reading import parse_json, read_text
 from collab_heads.training.options.changes import wants_swap
-from collab_heads.training.options.parser import (
+from collab_heads.training.options.parser import flag, options_of
+from collab_heads.training.options.value_types import (
     count,
     count_from_1,
-    flag,
     interval,
     not_negative,
-    options_of,
     path,
     per_role,
     positive,

@@ -7,16 +7,14 @@ from collab_heads.base.checks import check_choice
 from collab_heads.errors import ArgumentError
 from collab_heads.training.options.changes import check_distillation, check_fit, check_smaller, check_swap
 from collab_heads.training.options.heads import check_alphas, check_analysis, check_heads, check_rotation
-from collab_heads.training.options.parser import (
+from collab_heads.training.options.parser import Flag, Parse, flag
+from collab_heads.training.options.value_types import (
     AUTO,
-    Flag,
-    Parse,
     below_1,
     count,
     count_from_1,
     epochs,
     epochs_or_auto,
-    flag,
     interval,
     not_negative,
     path,

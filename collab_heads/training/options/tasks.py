@@ -9,13 +9,12 @@ from collab_heads.data.glue_tasks import TASKS
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.sites.state import MIXING_INITS
 from collab_heads.training.options.heads import learns_gates, trains
-from collab_heads.training.options.parser import (
+from collab_heads.training.options.parser import Flag, flag
+from collab_heads.training.options.value_types import (
     AUTO,
-    Flag,
     count,
     count_from_1,
     finite,
-    flag,
     not_negative,
     path,
     per_role,

@@ -24,8 +24,8 @@ from collab_heads.data.glue import Data
 from collab_heads.data.parallel import Corpus
 from collab_heads.data.tokenizing import kept_in
 from collab_heads.errors import ArgumentError
-from collab_heads.training.options.parser import input_paths
 from collab_heads.training.options.run import fingerprint
+from collab_heads.training.options.value_types import input_paths
 from collab_heads.training.storage.checkpoint import checkpoint_to_resume
 from collab_heads.training.storage.output import (
     LOGS,

@@ -21,6 +21,7 @@ from collab_heads import CollabHeadsError
 from collab_heads.errors import ArgumentError, OutputError
 from collab_heads.files.locks import WRITING
 from collab_heads.training.options import parser as flag_parser
+from collab_heads.training.options import value_types
 from collab_heads.training.storage.output import reserved
 
 runs = Later("collab_heads.training.runs.run")
@@ -182,8 +183,8 @@ def test_every_flag_that_names_a_file_or_a_folder_is_guarded(script, monkeypatch
         script.parse([])
     for action in parsers[0]._actions:
         names = action.metavar in ("FILE", "DIR") or "folder, or name" in (action.help or "")
-        assert (action.type is flag_parser.path) or not names, action.dest
-    guarded = {action.dest for action in parsers[0]._actions if action.type is flag_parser.path}
+        assert (action.type is value_types.path) or not names, action.dest
+    guarded = {action.dest for action in parsers[0]._actions if action.type is value_types.path}
     assert {"output_dir", "train_file", "validation_file", "test_file", "model_name_or_path"} < guarded
     assert {"tokenizer_name", "alive_heads", "rotation_schedule", "analyze_treebank"} < guarded
 

@@ -6,7 +6,7 @@ import pytest
 
 from collab_heads.errors import ArgumentError
 from collab_heads.training.options import heads
-from collab_heads.training.options.parser import count, per_role
+from collab_heads.training.options.value_types import count, per_role
 
 target = per_role(count)
 

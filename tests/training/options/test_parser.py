@@ -1,11 +1,10 @@
-"""The parser: what --help says, and which values name files."""
-
-from argparse import ArgumentTypeError
+"""The parser: what --help says."""
 
 import pytest
 
 from collab_heads.command import main
-from collab_heads.training.options.parser import Parser, count, input_paths, path, share_or_size, stored_value
+from collab_heads.training.options.parser import Parser
+from collab_heads.training.options.value_types import count
 
 
 @pytest.mark.parametrize("command", main.COMMANDS)
@@ -31,22 +30,3 @@ def test_defaults_in_the_help():
     ends = [line.split("  ")[-1].strip() for line in parser.format_help().splitlines()]
     assert ends[-4:] == ["a number (default: 0)", "some (default: all)", "a text", "a switch"]
     assert "positional" in ends
-
-
-def test_values_that_name_files():
-    """Alone and in lists, but not the output folder; a record has them as text."""
-    parser = Parser()
-    parser.add_argument("--output_dir", type=path)
-    parser.add_argument("--one", type=path)
-    parser.add_argument("--some", type=path, nargs="+")
-    parser.add_argument("--text")
-    args = parser.parse_args("--output_dir out --one a --some b c --text d".split())
-    assert input_paths(args) == ["a", "b", "c"]
-    stored = stored_value([args.one, *args.some, args.text])
-    assert [type(each) for each in stored] == [str] * 4
-
-
-def test_a_budget_is_a_share_or_a_size():
-    assert (share_or_size("0.5"), share_or_size("10MB")) == (0.5, "10MB")
-    with pytest.raises(ArgumentTypeError, match=r"'50%' must be a size such as '10MB' .*, or a share such as 0\.5"):
-        share_or_size("50%")

@@ -8,7 +8,8 @@ from public_names import functions
 
 import collab_heads
 from collab_heads.command.main import parser
-from collab_heads.training.options.parser import count, options_of, positive, seed
+from collab_heads.training.options.parser import options_of
+from collab_heads.training.options.value_types import count, positive, seed
 
 OPTIONS = (
     ("compress", "compression.compress", collab_heads.compress, {}),

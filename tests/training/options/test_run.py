@@ -9,16 +9,7 @@ from later import run_glue
 from collab_heads.errors import ArgumentError
 from collab_heads.training.options import hub as training_hub
 from collab_heads.training.options.changes import COLLABORATIVE, DISTILLATION
-from collab_heads.training.options.parser import (
-    MAX_SEED,
-    Parser,
-    count,
-    count_from_1,
-    interval,
-    not_negative,
-    positive,
-    width,
-)
+from collab_heads.training.options.parser import Parser
 from collab_heads.training.options.run import (
     OUTPUT,
     check_tables,
@@ -26,6 +17,15 @@ from collab_heads.training.options.run import (
     fingerprint,
     model_flags,
     training_flags,
+)
+from collab_heads.training.options.value_types import (
+    MAX_SEED,
+    count,
+    count_from_1,
+    interval,
+    not_negative,
+    positive,
+    width,
 )
 
 
