@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import is_number
 from collab_heads.base.estimates import work
+from collab_heads.base.numerics import keeping_threads
 from collab_heads.base.option_values import REFINE_STEPS, SITE_PARTS, Engine, ModelShape, SitePart
 from collab_heads.base.progress import one_bar
 from collab_heads.compression.compression_plan import Choices, CompressionPlan, check_budget
@@ -170,12 +171,13 @@ def compress(
     )
     # how many budgets are fitted for an error or a loss is not known
     begun = nullcontext() if budget is None else work(COMPRESS)
-    with opened(model, changes=True, of="layers") as layers, one_bar("compress", phases), begun:
+    with opened(model, changes=True, of="layers") as layers, one_bar("compress", phases), begun, keeping_threads():
         other = None if validation is None else Probe(model, prepared(model, each_batch(validation)), [])
         before = 0.0 if evaluate is None else scored(model, evaluate)
         if not math.isfinite(before):
             raise ArgumentError(f"evaluate returned {before} for the model as it is: what could it lose?")
         made, measured = plan_for(layers, batches, options, plan, measurements)
+        torch.set_num_threads(measured.threads)
         share, scores = None if budget is None else made.share_of(budget), None
         if share is not None:
             chosen = FittedChoice.of(measured, made.choose(share), other)

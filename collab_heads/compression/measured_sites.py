@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from collab_heads.base.checks import is_number
 from collab_heads.compression import bits
@@ -18,9 +19,10 @@ from collab_heads.files.checkpoint import check_same_run, digest_of_batches, dig
 from collab_heads.files.folders import alone_in
 from collab_heads.files.reading import read_document, write_document
 from collab_heads.model.open_layers import OpenLayers
+from collab_heads.running.threads import stored_threads
 from collab_heads.sites.state import expect
 
-VERSION = 3  # of the file
+VERSION = 4  # of the file
 
 
 @dataclass(frozen=True)
@@ -72,18 +74,21 @@ class MeasuredSites:
         path: the file; None to keep nothing.
         run: the description of the run that measures them.
         sites: path of a site -> part -> what was measured.
+        threads: torch's threads, of which the last bits depend; a run that goes on takes as many.
     """
 
     path: Path | None = None
     run: Mapping[str, Any] = field(default_factory=dict)
     sites: dict[str, MeasuredSite] = field(default_factory=dict)
+    threads: int = field(default_factory=torch.get_num_threads)
 
     def add(self, path: str, measured: MeasuredSite) -> None:
         """Add a site, and write the file."""
         self.sites[path] = measured
         if self.path is not None:
             sites = {name: {part: each.to_dict() for part, each in of.items()} for name, of in self.sites.items()}
-            write_document(self.path, {"version": VERSION, "run": self.run, "sites": sites})
+            stored = {"version": VERSION, "run": self.run, "threads": self.threads, "sites": sites}
+            write_document(self.path, stored)
 
     @classmethod
     def read(cls, path: Path, run: Mapping[str, Any], shapes: Mapping[str, Shape]) -> "MeasuredSites":
@@ -117,7 +122,7 @@ class MeasuredSites:
                     expect(list(each.errors) == sizes, f"the sizes of {name}", list(each.errors), str(sizes))
                     tried = list(each.moved)
                     expect(set(tried) <= set(sizes), f"the sizes of {name} that were tried", tried, "some of its own")
-            return cls(path, run, sites)
+            return cls(path, run, sites, stored_threads(stored["threads"]))
 
         return read_document(path, VERSION, "file of measurements", build) if path.exists() else cls(path, run)
 

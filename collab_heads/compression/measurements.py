@@ -71,6 +71,7 @@ class Measurements:
         errors: path -> squared errors of the model's output with the site; empty where a plan that was loaded says what
             to choose.
         kept: the fits that are kept while a run lasts.
+        threads: torch's threads, with which its choices are fitted, too.
         condition: what differs once the model is changed.
     """
 
@@ -86,6 +87,7 @@ class Measurements:
     probe: Probe
     errors: Mapping[str, SiteErrors]
     kept: KeptFits
+    threads: int
     condition: tuple[CollabConfig, list]
 
     @property
@@ -149,6 +151,7 @@ def measure_model(
     shapes |= {table.path: TableShape(TableGeometry.of(table), options.grid_table_bits) for table in tables}
     to_fit, held = hold_out(batches)
     with kept_measurements(file if errors else None, layers, batches, options, shapes) as measured:
+        torch.set_num_threads(measured.threads)
         missing = [site for site in sites if errors and site.path not in measured.sites]
         with one_bar("calibrating"):
             fitted = CalibratedSites(model, stock, stock, sites, to_fit, are_kept=bool(missing))
@@ -179,7 +182,7 @@ def measure_model(
     return Measurements(
         *(layers, sites, tables, shapes, options, fitted, batches[0], work, others, probe),
         {path: SiteErrors(shapes[path], of) for path, of in with_refinement(every).items()},
-        *(KeptFits.beside(measured.path, measured.run), condition_of(layers)),
+        *(KeptFits.beside(measured.path, measured.run), measured.threads, condition_of(layers)),
     )
 
 

@@ -12,6 +12,7 @@ from transformers.utils import logging
 
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.estimates import is_of, say, work
+from collab_heads.base.numerics import keeping_threads
 from collab_heads.base.option_values import REFINE_STEPS, SITE_PARTS, Engine, ModelShape, SitePart
 from collab_heads.base.progress import one_bar
 from collab_heads.compression.compression_plan import CompressionPlan
@@ -31,6 +32,7 @@ from collab_heads.model.opened import opened
 from collab_heads.model.refusals import check_not_inference
 from collab_heads.model.site_size import num_bytes
 from collab_heads.running.batches import NoticingFew, without_unread_labels
+from collab_heads.running.threads import choose_threads
 from collab_heads.running.translations import with_translations
 from collab_heads.serving.part_in_engine import check_engine
 from collab_heads.sites.state import QueryKeyKind
@@ -133,7 +135,7 @@ def plan(
         MissingPackageError: if the engine is not installed.
     """
     options = PlanOptions(of, sites, parts, kind, shape, multiple_of, refine_steps, seed, bits, table_bits, engine)
-    with opened(model, changes=True, of="layers") as layers, work("plan"):
+    with opened(model, changes=True, of="layers") as layers, work("plan"), keeping_threads():
         return planned(layers, batches, options, measurements)
 
 
@@ -168,8 +170,10 @@ def measure(
         if not part.may_stay or set(options.counted_parts) == {part.name}:
             get_adapter(model, layers.adapter, part.capability(options.kind))
     listed = prepared(model, NoticingFew(batches))
-    if errors and not (file is not None and Path(file).exists()):  # else much is measured already
-        say(lambda: estimate_compression(layers, listed, options, fits=is_of(COMPRESS)))
+    if file is None or not Path(file).exists():  # else much is measured already, with a number of threads
+        choose_threads(model, listed[0])
+        if errors:
+            say(lambda: estimate_compression(layers, listed, options, fits=is_of(COMPRESS)))
     return measure_model(layers, listed, options, errors=errors, file=file)
 
 

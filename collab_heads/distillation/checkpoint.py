@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
@@ -19,6 +20,7 @@ from collab_heads.errors import OutputError
 from collab_heads.files.atomic import write_file, writing
 from collab_heads.files.checkpoint import check_holds, check_same_run, check_undamaged, new_checkpoint, read_progress
 from collab_heads.files.folders import MANIFEST, alone_in, recover, retire
+from collab_heads.running.threads import stored_threads
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class Progress:
         history: (step, error) of every evaluation, the first before any step.
         best_step: the step after which the model was best.
         best: name -> weights after that step.
+        threads: torch's threads, of which the last bits depend.
     """
 
     step: int = 0
@@ -104,6 +107,7 @@ class Progress:
     history: list[tuple[int, HeldOutError]] = field(default_factory=list)
     best_step: int = 0
     best: dict[str, Tensor] = field(default_factory=dict)
+    threads: int = field(default_factory=torch.get_num_threads)
 
     def to_dict(self) -> dict:
         """Return the content of `progress.json`: everything but the best weights."""
@@ -113,7 +117,8 @@ class Progress:
     def from_dict(cls, record: Mapping, best: dict[str, Tensor]) -> "Progress":
         """Restore the progress from what `to_dict` returned, and the best weights."""
         history = [(step, HeldOutError(**error)) for step, error in record["history"]]
-        return cls(**{**record, "history": history, "best": best})
+        threads = stored_threads(record["threads"])
+        return cls(**{**record, "history": history, "best": best, "threads": threads})
 
 
 class Checkpoint:

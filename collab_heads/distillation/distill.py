@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.estimates import say, work
+from collab_heads.base.numerics import keeping_threads
 from collab_heads.base.processes import agreed, copy_from_first
 from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.contract.registry import get_adapter
@@ -35,6 +36,7 @@ from collab_heads.files.checkpoint import digest_of_batches, digest_of_model
 from collab_heads.model.open_layers import OpenLayers
 from collab_heads.model.refusals import check_finite_sites
 from collab_heads.running.batches import Batch, Part, evaluating
+from collab_heads.running.threads import choose_threads
 from collab_heads.running.translations import with_translations
 
 if TYPE_CHECKING:
@@ -160,6 +162,7 @@ def distill(
         trained_alone(model, trained),
         one_bar("distill", PHASES, disable=not processes.is_main_process),
         work("distill"),
+        keeping_threads(),
     ):
         train, held_out = split(listed, steps)
         places = in_order(len(train), seed, steps)
@@ -168,6 +171,10 @@ def distill(
         chosen = dict(zip(read, found, strict=False))
         in_turn, held_out = [chosen[place] for place in places], found[len(read) :]
         copy_from_first(processes, trained.values())
+        if saved is not None:
+            torch.set_num_threads(saved[0].threads)
+        elif processes.num_processes == 1:
+            choose_threads(original, in_turn[0][1])
         if processes.num_processes == 1 and not apart:
             size = sum(parameter.nbytes for parameter in trained.values())
             some = [batch for _, batch in in_turn]

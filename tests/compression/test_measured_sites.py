@@ -1,6 +1,7 @@
 """A plan that was killed goes on from the file of its measurements, and ends as an unbroken one."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from collab_heads.errors import ArgumentError, DataError, OutputError
 from collab_heads.files.folders import alone_in
 from families import FAMILIES
 
+plan_module = sys.modules["collab_heads.compression.plan"]  # the package has a function of this name
 OPTIONS = {"refine_steps": 2, "seed": 3}
 SAME = 1e-4  # relative, of errors that are measured twice
 
@@ -107,6 +109,36 @@ def first(stored):
     return next(iter(next(iter(stored["sites"].values())).values()))
 
 
+@pytest.fixture
+def two_threads():
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+def test_a_run_that_goes_on_takes_the_threads_that_it_began_with(two_threads, tmp_path, monkeypatch):
+    """Those of a busy machine, though it is busy no longer, and in the fits, too."""
+    file, used = tmp_path / "measured.json", []
+
+    def used_in(owner, name):
+        inner = getattr(owner, name)
+        monkeypatch.setattr(
+            owner, name, lambda *args, **more: used.append(torch.get_num_threads()) or inner(*args, **more)
+        )
+
+    used_in(measurements, "CalibratedSites")
+    used_in(sys.modules["collab_heads.compression.smallest"], "fit_choices")
+    monkeypatch.setattr(plan_module, "choose_threads", lambda *_: torch.set_num_threads(1))
+    model, batches = FAMILIES["bert"].build(), batches_of(FAMILIES["bert"])
+    made = plan(model, batches, **OPTIONS, measurements=file)
+    assert used == [1, 1] and torch.get_num_threads() == 2
+    monkeypatch.setattr(plan_module, "choose_threads", None)
+    compress(FAMILIES["bert"].build(), batches, 0.5, **OPTIONS, measurements=file)
+    assert used == [1, 1, 1, 1] and torch.get_num_threads() == 2
+    compress(model, made, 0.5)
+    assert used == [1, 1, 1, 1, 1] and torch.get_num_threads() == 2
+
+
 CHANGES = {
     "a list": lambda stored: [stored],
     "another version": lambda stored: stored | {"version": 99},
@@ -117,6 +149,7 @@ CHANGES = {
     "infinite": lambda stored: first(stored).update(left=1e999),
     "a size too few": lambda stored: first(stored)["errors"].pop() and None,
     "an unknown site": lambda stored: stored["sites"].update({"encoder.9": next(iter(stored["sites"].values()))}),
+    "no threads": lambda stored: stored.update(threads=0),
     "a part too few": lambda stored: next(iter(stored["sites"].values())).popitem() and None,
 }
 

@@ -1,6 +1,7 @@
 """A run that was killed goes on where it was, and ends with the bits of an unbroken one."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from collab_heads.distillation import checkpoint as checkpoints
 from collab_heads.distillation.distill import Distillation
 from collab_heads.errors import OutputError
 
+distill_module = sys.modules["collab_heads.distillation.distill"]  # the package has a function of this name
 OPTIONS = {"steps": 8, "evaluate_every": 2, "checkpoint_every": 3, "learning_rate": 2e-3}
 
 
@@ -66,6 +68,25 @@ def test_a_killed_run_goes_on(dtype, dying, tmp_path):
     assert_same(run(tmp_path, dtype=dtype), expected)
     assert taken == [6, 7]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_it_goes_on_with_the_threads_that_it_began_with(dying, tmp_path, monkeypatch):
+    """Those of a busy machine, though it is busy no longer."""
+    monkeypatch.setattr(distill_module, "choose_threads", lambda *_: torch.set_num_threads(1))
+    torch.set_num_threads(2)
+    try:
+        expected = run()
+        assert torch.get_num_threads() == 2
+        dying(7)
+        with pytest.raises(Died):
+            run(tmp_path)
+        assert torch.get_num_threads() == 2
+        assert json.loads((tmp_path / "distillation" / "progress.json").read_text())["threads"] == 1
+        dying(None)
+        monkeypatch.setattr(distill_module, "choose_threads", None)
+        assert_same(run(tmp_path), expected)
+    finally:
+        torch.set_num_threads(1)
 
 
 @pytest.mark.slow
