@@ -90,22 +90,23 @@ def fast(name: str, texts: list[str] = TEXTS) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, **names)
 
 
-def spm(texts: list[str], kind: str, size: int) -> bytes:
+def spm(texts: list[str], kind: str, size: int, **options: object) -> bytes:
     """A SentencePiece model, "unigram" or "bpe"."""
     found = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts), model_writer=found, vocab_size=size, model_type=kind, minloglevel=2
-    )
+    options |= {"vocab_size": size, "model_type": kind, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(texts), model_writer=found, **options)
     return found.getvalue()
 
 
-def marian(folder: Path, kind: str = "unigram", *, separate: bool = False, size: int = 120) -> MarianTokenizer:
+def marian(
+    folder: Path, kind: str = "unigram", *, separate: bool = False, size: int = 120, **options: object
+) -> MarianTokenizer:
     """Marian's tokenizer: the padding is the last token; source and target have other words."""
     folder.mkdir(exist_ok=True)
     sides = TEXTS, [text.translate(str.maketrans("abcdefgh", "stuvwxyz")) for text in TEXTS]
     pieces = []
     for name, texts in zip(("source", "target"), sides, strict=True):
-        content = spm(texts, kind, size)
+        content = spm(texts, kind, size, **options)
         (folder / f"{name}.spm").write_bytes(content)
         made = sentencepiece.SentencePieceProcessor(model_proto=content)
         pieces.append([made.id_to_piece(number) for number in range(3, len(made))])

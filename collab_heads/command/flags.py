@@ -207,7 +207,7 @@ COMMANDS = {
             *data(),
             output("the trimmed model"),
             flag("--keep N", "tokens that stay, or their share of the vocabulary; default: all used", width, of=TRIM),
-            flag("--min_count N", "how often the texts must use a token", count_from_1, of=TRIM),
+            flag("--min_count N", "how often the texts must use a token, without --keep", count_from_1, of=TRIM),
             PREFIX,
             LOADING,
         ),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
+from transformers.utils import logging
 
 from collab_heads.base.checks import is_number
 from collab_heads.base.processes import agreed
@@ -25,6 +26,7 @@ from collab_heads.heads.whole import average_whole, check_version, is_divided, i
 from collab_heads.rotation.head_rotation import HeadRotation
 from collab_heads.trainer.attached import attached_class
 
+logger = logging.get_logger("transformers.collab_heads")  # below transformers' own: its verbosity counts
 SELECTION_SHARE = 0.1  # of the training in which heads go down to their target, as in the scripts
 OPTIONS = frozenset(field.name for field in dataclasses.fields(PenaltyOptions))
 
@@ -170,6 +172,11 @@ class HeadTraining(TrainerCallback, ExportableState):
         if options.get("target_heads") is not None or self.steps is not None:
             share = SELECTION_SHARE if self.steps is None else self.steps
             options["steps"] = max(1, in_steps("steps", share, total))
+            if 0 < total < options["steps"]:
+                raise ArgumentError(
+                    f"steps {share!r} is more than the {total} optimizer steps of this training, in which the number "
+                    "of heads would not reach target_heads"
+                )
         if self.alpha_start is not None:
             options["alpha_start"] = in_steps("alpha_start", self.alpha_start, total)
         adapter = get_adapter(self.model)
@@ -296,6 +303,10 @@ class HeadTraining(TrainerCallback, ExportableState):
         """Release the model; the state of the penalty is kept, for a training that is resumed."""
         self.weights = [weakref.ref(each) for each in self.model.parameters()]
         if self.penalty is not None:
+            if not self.penalty.finished:
+                logger.warning(
+                    "the training ends before the number of heads reaches target_heads: prune_heads would leave more"
+                )
             self.progress = self.penalty.state_dict()
             self.penalty.close()
             self.penalty = None

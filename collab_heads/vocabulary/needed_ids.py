@@ -11,11 +11,13 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.saving.source_files import MODULES, SETTINGS, source_of, stored
+from collab_heads.serving.text_reader import OF_TEXTS
 
 Ids = Mapping[Any, int]  # old -> new
 
@@ -189,11 +191,21 @@ def own_texts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, word: 
     return list(dict.fromkeys([*first, *chats(tokenizer, word)]))
 
 
-def prompts(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
+def encoder_folders(model: PreTrainedModel) -> list[Path]:
+    """Return the folders that may hold the settings of a sentence encoder."""
     source = source_of(model.config)
-    for folder in () if source is None else (source, source.parent):
-        if folder != source and not (folder / MODULES).is_file():  # older folders have the model in one of them
-            continue
+    if source is None:
+        return []
+    return [source, *([source.parent] if (source.parent / MODULES).is_file() else [])]  # older ones have it in one
+
+
+def reads_lower_case(model: PreTrainedModel) -> bool:
+    """Return True if texts are lower-cased before the tokenizer sees them: a setting of sentence-transformers."""
+    return any(stored(folder / OF_TEXTS, "do_lower_case") is True for folder in encoder_folders(model))
+
+
+def prompts(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
+    for folder in encoder_folders(model):
         said = stored(folder / SETTINGS, "prompts")
         for name, text in said.items() if isinstance(said, Mapping) else ():
             if isinstance(text, str):

@@ -1,9 +1,12 @@
 """The models of tokenizers: which tokens can never go, and which ones a token is built from."""
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
+
+from collab_heads.errors import ArgumentError
 
 BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 
@@ -116,6 +119,9 @@ class Unigram(TokenModel):
         super().__init__(data)
         self.scores: Sequence[tuple[str, float]] = data["vocab"]
         self.tokens = {token for token, _ in self.scores}
+        if len(self.tokens) < len(self.scores):
+            twice = next(token for token, count in Counter(token for token, _ in self.scores).items() if count > 1)
+            raise ArgumentError(f"the tokenizer has the token {twice!r:.80} twice: its vocabulary cannot be trimmed")
 
     def always(self):
         lowest = min(self.scores, key=lambda pair: pair[1])[0]  # unknown characters score ten less than this one

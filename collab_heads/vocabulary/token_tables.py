@@ -1,7 +1,7 @@
 """The rows of a model that belong to tokens: found, counted, and kept for some tokens."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MethodType
@@ -43,7 +43,8 @@ def token_tables(model: PreTrainedModel, sides: int) -> list[TokenTable]:
         sides: 2 if encoder and decoder have vocabularies of their own.
 
     Raises:
-        UnsupportedModelError: if the model has none, or one that is quantised, or not in memory.
+        UnsupportedModelError: if the model has none, others that are not known here, or one that is quantised, or not
+            in memory.
     """
     decoding = set[nn.Module]()
     if sides == 2:
@@ -60,6 +61,7 @@ def token_tables(model: PreTrainedModel, sides: int) -> list[TokenTable]:
             found[module] = TokenTable(module, (), weights[id(module.weight)])
     if not any(isinstance(module, nn.Embedding) for module in found):
         raise UnsupportedModelError(f"{type(model).__name__} reads no tokens: there is no vocabulary to trim")
+    check_other_tables(model, found)
     for table in found.values():
         if not table.module.weight.is_floating_point() or table.module.weight.device.type == "meta":
             raise UnsupportedModelError(
@@ -67,6 +69,26 @@ def token_tables(model: PreTrainedModel, sides: int) -> list[TokenTable]:
                 "it, then quantise it"
             )
     return list(found.values())
+
+
+def check_other_tables(model: PreTrainedModel, tables: Collection[nn.Module]) -> None:
+    """Raise UnsupportedModelError if another module has a row, or a column, for every token.
+
+    Some decoders read ids a second time, in all layers, and some compute logits with a second matrix. A number that the
+    config has for positions, too, does not tell, nor one that is also a width, of columns.
+    """
+    fields = [(name, value) for config in configs_of(model) for name, value in vars(config).items() if is_id(value)]
+    sizes = {cast(Tensor, module.weight).shape[0] for module in tables}
+    sizes |= {value for name, value in fields if name.startswith("vocab_size")}
+    rows = sizes - {value for name, value in fields if "position" in name}
+    columns = sizes - {value for name, value in fields if "vocab_size" not in name}
+    for path, module in model.named_modules():
+        is_row = isinstance(module, nn.Embedding) and module.num_embeddings in rows
+        is_column = isinstance(module, nn.Linear) and module.in_features in columns
+        if module not in tables and (is_row or is_column):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has another table of tokens, {path}: its vocabulary cannot be trimmed"
+            )
 
 
 def input_table(part: PreTrainedModel) -> nn.Module | None:
@@ -92,6 +114,13 @@ def biases_of(model: PreTrainedModel, part: PreTrainedModel, module: nn.Module) 
 
 
 def check_rows(tables: Sequence[TokenTable], vocabularies: Sequence[Mapping[str, int]]) -> None:
+    for side in range(len(vocabularies)):
+        embeddings = [each.module for each in tables if each.side == side and isinstance(each.module, nn.Embedding)]
+        if len(found := {each.num_embeddings for each in embeddings}) > 1:
+            raise UnsupportedModelError(
+                f"the embeddings of the model have rows for {' and '.join(f'{each:,}' for each in sorted(found))} "
+                "tokens: its encoder and its decoder read tokens of their own, and one tokenizer cannot tell which stay"
+            )
     for table in tables:
         rows, needed = table.module.weight.shape[0], size(vocabularies[table.side])
         if rows < needed <= rows + SPARE:
@@ -100,7 +129,13 @@ def check_rows(tables: Sequence[TokenTable], vocabularies: Sequence[Mapping[str,
                 f"its own tokenizer, call model.resize_token_embeddings({needed}) first, else pass the tokenizer that "
                 "the model was trained with"
             )
-        if not needed <= rows <= needed + SPARE:
+        if rows > needed + SPARE:
+            raise ArgumentError(
+                f"the tokenizer has {needed:,} tokens, and the model has rows for {rows:,}: if the others are spare, "
+                f"call model.resize_token_embeddings({needed}) first, else pass the tokenizer that the model was "
+                "trained with"
+            )
+        if rows < needed:
             raise ArgumentError(
                 f"the tokenizer has {needed:,} tokens, and the model has rows for {rows:,}: pass the tokenizer that "
                 "the model was trained with"

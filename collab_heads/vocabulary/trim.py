@@ -15,7 +15,14 @@ from collab_heads.errors import ArgumentError, CalibrationError, ModelStateError
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.saving.vocabularies import check_words, digest, vocabularies_of
 from collab_heads.sites.record import TRIMMED
-from collab_heads.vocabulary.needed_ids import configs_of, ids_of, own_texts, with_first_words
+from collab_heads.vocabulary.needed_ids import (
+    OwnText,
+    configs_of,
+    ids_of,
+    own_texts,
+    reads_lower_case,
+    with_first_words,
+)
 from collab_heads.vocabulary.token_tables import (
     check_positions,
     check_rows,
@@ -87,12 +94,13 @@ def trim_vocabulary(
 
     The model is changed in place, and the checkpoint is one that plain transformers loads. For texts of kept tokens
     it computes what it did. Special and added tokens, single characters and bytes stay, and so does all that a kept
-    token is built from; so texts get no unknown tokens that they did not have, and other words become shorter
-    pieces. What the model reads and no user writes counts as used: its chat template, prefixes in its configs, and
-    the prompts of the sentence-transformers folder that it was loaded from. Other models that share its config, its
-    embeddings or their weights keep all tokens. One that shares a module around these, or has the model as a part
-    (`classifier.bert`), changes with it, and its config does not fit any more: trim the whole, or a copy. Source: the
-    method of Abdaoui et al. 2020 ("Load What You Need"), with the tokenizer.
+    token is built from; so texts get no unknown tokens that they did not have (where each character is a token of
+    its own), and other words become shorter pieces. What the model reads and no user writes counts as used: its
+    chat template, prefixes in its configs, and the prompts of the sentence-transformers folder that it was loaded
+    from. Other models that share its config, its embeddings or their weights keep all tokens. One that shares a
+    module around these, or has the model as a part (`classifier.bert`), changes with it, and its config does not
+    fit any more: trim the whole, or a copy. Source: the method of Abdaoui et al. 2020 ("Load What You Need"), with
+    the tokenizer.
 
     Examples:
         >>> from transformers import AutoModel, AutoTokenizer
@@ -109,30 +117,40 @@ def trim_vocabulary(
         texts: what the model will read and write: sentences, or pairs of a source and its translation.
         keep: the number of tokens that stay, or their share of the vocabulary: those that the texts use most, then
             those that come first in the vocabulary. None: all that the texts use.
-        min_count: how often the texts must use a token.
+        min_count: how often the texts must use a token, without `keep`.
         show_progress: show a progress bar, where stderr is a terminal.
 
     Returns:
         The new tokenizer, which belongs beside the model, and what was saved; `print` it.
 
     Raises:
-        ArgumentError: if the tokenizer is slow, or of another model, or `keep` is less than what must stay.
+        ArgumentError: if the tokenizer is slow, or of another model, or `keep` is less than what must stay, or given
+            with `min_count`.
         CalibrationError: if there are no texts.
         ModelStateError: if the new tokenizer would divide a text of kept tokens in another way; nothing changes then.
-        UnsupportedModelError: if the model is wrapped or reads no tokens, or its embeddings are quantised.
+        UnsupportedModelError: if the model is wrapped or reads no tokens, its embeddings are quantised, or it has other
+            tables of tokens.
     """
     check_wrapper(model)
     check_count("min_count", min_count, 1)
     check_keep(keep)
+    if keep is not None and min_count > 1:
+        raise ArgumentError("keep and min_count exclude each other: keep takes the tokens that the texts use most")
     check_words(tokenizer)
     files = files_of(tokenizer)
     tables = token_tables(model, len(files.vocabularies))
     check_rows(tables, files.vocabularies)
+    if isinstance(texts, Mapping):
+        raise ArgumentError("texts is a dict: pass a list of texts, or of pairs of a source and its translation")
     given = list(texts)
     check_texts(given)
+    if lowers := reads_lower_case(model):
+        given = [text.lower() if isinstance(text, str) else [each.lower() for each in text] for text in given]
     counts = count_tokens(files, given, show_progress)
     first = next(text for pair in given for text in ((pair,) if isinstance(pair, str) else pair) if text)
     own = own_texts(model, tokenizer, first.split(maxsplit=1)[0] if first.strip() else first)
+    if lowers:
+        own = [OwnText(each.where, each.text.lower(), tuple(map(str.lower, each.prefixes))) for each in own]
     behind = with_first_words(own, given)
     of_own = count_tokens(files, [each.text for each in own], show_progress=False)
     used = [one + two for one, two in zip(counts, count_tokens(files, behind, show_progress=False), strict=True)]
@@ -142,6 +160,9 @@ def trim_vocabulary(
         for side in range(len(files.vocabularies))
     ]
     same_padding(files, kept, getattr(model.config, "pad_token_id", None))
+    if len(kept) == 1:  # a padding that is no token has a row all the same
+        held = {*files.vocabularies[0].values()}
+        kept[0] = sorted({*kept[0], *(each for each in needed - held if each < len(tables[0].module.weight))})
     ids = [dict(zip(each, range(len(each)), strict=True)) for each in kept]
     check_positions(model, ids[0])
     made = files.trimmed(
@@ -159,7 +180,7 @@ def trim_vocabulary(
     setattr(model.config, TRIMMED, said)
     return made, VocabularyReport(
         tokens_before=sum(map(len, files.vocabularies)),
-        tokens_after=sum(map(len, kept)),
+        tokens_after=sum(len({*each.values()} & new.keys()) for each, new in zip(files.vocabularies, ids, strict=True)),
         parameters_before=before,
         parameters_after=count_parameters(tables),
         text_tokens=sum(each.total() for each in counts),

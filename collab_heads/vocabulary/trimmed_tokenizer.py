@@ -17,6 +17,7 @@ from collab_heads.files.reading import parse_json, read_text
 from collab_heads.saving.vocabularies import is_pair, vocabularies_of
 from collab_heads.vocabulary.token_models import TOKEN_MODELS, Bpe, TokenModel, Unigram
 
+LOCAL = "local_files_only"
 Text = str | Sequence[str]  # a sentence, or a source and its translation
 
 
@@ -62,7 +63,9 @@ class TokenizerFiles(ABC):
                 self.tokenizer.save_pretrained(place)
                 self.rewrite(place, kept)
                 renumber_added(place / "tokenizer_config.json", kept[0])
-            made = type(self.tokenizer).from_pretrained(place, local_files_only=True)
+            made = type(self.tokenizer).from_pretrained(place, **{LOCAL: True})
+        del made.init_kwargs[LOCAL]  # it would be stored
+        made.init_kwargs |= {name: value for name, value in self.tokenizer.init_kwargs.items() if name == LOCAL}
         made.name_or_path = self.tokenizer.name_or_path
         return made
 
@@ -154,8 +157,9 @@ class PairFiles(TokenizerFiles):
         tokenizer, vocabulary = self.tokenizer, self.vocabularies[side]
         special = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
         special |= {token for token in vocabulary if token.startswith(">>") and token.endswith("<<")}  # languages
-        models = self.models if len(self.vocabularies) == 1 else [self.models[side]]
-        return vocabulary.keys() & set.union(special, *(model.always() for model in models))
+        sides = [0, 1] if len(self.vocabularies) == 1 else [side]
+        special |= {each.piece for side in sides for each in self.protos[side].pieces if each.type != NORMAL}
+        return vocabulary.keys() & set.union(special, *(self.models[side].always() for side in sides))
 
     def parts(self, token):
         return set.union(*(set(model.parts(token)) for model in self.models))

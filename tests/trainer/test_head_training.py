@@ -49,6 +49,20 @@ def test_the_number_of_heads_is_exact(tmp_path):
     assert sum(site.num_heads for site in get_adapter(model).sites_with_heads(model)) == 3
 
 
+def test_a_target_that_is_not_reached_is_said(tmp_path, warnings_logged):
+    with pytest.raises(ArgumentError, match=rf"steps {STEPS + 1} is more than the {STEPS} optimizer steps of this"):
+        train(gated(classifier()), tmp_path, head_training(target_heads=3, steps=STEPS + 1))
+
+    class Stop(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_training_stop = True
+
+    trainer = trainer_of(gated(classifier()), tmp_path, head_training(target_heads=3, steps=STEPS))
+    trainer.add_callback(Stop())
+    trainer.train()
+    assert "the training ends before the number of heads reaches target_heads" in warnings_logged.text
+
+
 KINDS = {
     "a target": (gated, {"target_heads": 3, "steps": 4}),
     "alphas": (mixed, {"growth": 0.05, "alpha_start": 2}),

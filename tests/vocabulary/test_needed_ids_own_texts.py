@@ -114,6 +114,25 @@ def test_prompts_of_a_sentence_encoder_stay(tmp_path):
     assert len(own_texts(BertModel.from_pretrained(folder), tokenizer, "a")) == 2
 
 
+def test_texts_count_as_a_sentence_encoder_reads_them(tmp_path):
+    """It may lower-case them before the tokenizer, also in an older folder."""
+    tokenizer, folder = fast("WordPiece"), tmp_path / "model"
+    bert(tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    _, expected = trim_vocabulary(bert(tokenizer), tokenizer, FEW)
+    shouted = [text.upper() for text in FEW]
+    for place in (folder, tmp_path):
+        (tmp_path / "modules.json").write_text("[]")
+        file = place / "sentence_bert_config.json"
+        file.write_text(json.dumps({"max_seq_length": 8, "do_lower_case": True}))
+        made, report = trim_vocabulary(BertModel.from_pretrained(folder), tokenizer, shouted)
+        assert (report.tokens_after, report.changed_tokens) == (expected.tokens_after, 0)
+        assert tokens_of(made, FEW) == tokens_of(tokenizer, FEW)
+        file.unlink()
+    _, report = trim_vocabulary(BertModel.from_pretrained(folder), tokenizer, shouted)
+    assert report.tokens_after < expected.tokens_after
+
+
 def test_prefixes_in_configs_stay_whatever_else_goes():
     tokenizer = fast("WordPiece")
     model, others = bert(tokenizer), [word for word in " ".join(TEXTS).split() if word not in " ".join(FEW)][:4]

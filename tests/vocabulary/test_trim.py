@@ -1,6 +1,7 @@
 """trim_vocabulary: what texts of kept tokens give, what stays, ids, checkpoints, bad input."""
 
 import copy
+import json
 import subprocess
 import sys
 import tempfile
@@ -9,6 +10,7 @@ import pytest
 import torch
 from model_runs import aligned
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from tokenizers_made import FEW, MADE, TEXTS, fast, marian, pairs
 from transformers import (
     AutoModel,
@@ -19,11 +21,16 @@ from transformers import (
     ByT5Tokenizer,
     EncoderDecoderConfig,
     EncoderDecoderModel,
+    Gemma3nForCausalLM,
+    Gemma3nTextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     MarianConfig,
     MarianMTModel,
+    MobileBertConfig,
+    MobileBertForMaskedLM,
     MPNetForMaskedLM,
+    PreTrainedTokenizerFast,
     RobertaConfig,
     RobertaForMaskedLM,
     T5Config,
@@ -289,6 +296,8 @@ def test_plain_transformers_loads_it(tmp_path):
     [
         ({"texts": []}, CalibrationError, "there are no texts"),
         ({"texts": ["", ""]}, CalibrationError, "there are no texts"),
+        ({"texts": {"a": 1}}, ArgumentError, "texts is a dict: pass a list"),
+        ({"keep": 60, "min_count": 2}, ArgumentError, "keep and min_count exclude each other"),
         ({"texts": [3]}, ArgumentError, "texts must be a list"),
         ({"texts": [("a", "b", "c")]}, ArgumentError, r"texts\[0\] must be a text"),
         ({"keep": 3}, ArgumentError, "keep 3 is less than the .* that must stay"),
@@ -325,9 +334,65 @@ def test_a_much_smaller_tokenizer_is_refused():
     tokenizer = fast("WordPiece")
     model = BertModel(BertConfig(vocab_size=5000, **SIZES))
     with pytest.raises(
-        ArgumentError, match=f"the tokenizer has {len(tokenizer)} tokens, and the model has rows for 5,000"
+        ArgumentError, match=rf"the tokenizer has {len(tokenizer)} tokens, .* rows for 5,000: if the others are spare, "
     ):
         trim_vocabulary(model, tokenizer, FEW)
+    model.resize_token_embeddings(len(tokenizer))
+    trim_vocabulary(model, tokenizer, FEW)
+
+
+def test_a_model_with_another_table_of_tokens_is_refused():
+    """One that reads ids in every layer, and one whose logits come from a second matrix."""
+    tokenizer = fast("WordPiece")
+    per_layer = {"vocab_size_per_layer_input": len(tokenizer), "hidden_size_per_layer_input": 8, "laurel_rank": 4}
+    per_layer |= {"num_kv_shared_layers": 0, "altup_num_inputs": 2, "activation_sparsity_pattern": [0.0]}
+    sizes = SIZES | {"num_key_value_heads": 1, "head_dim": 8, "layer_types": ["full_attention"]}
+    small = {"hidden_size": 32, "embedding_size": 16, "intra_bottleneck_size": 16, "num_hidden_layers": 1}
+    models = {
+        "embed_tokens_per_layer": Gemma3nForCausalLM(
+            Gemma3nTextConfig(vocab_size=len(tokenizer), **sizes, **per_layer)
+        ),
+        r"predictions\.dense": MobileBertForMaskedLM(MobileBertConfig(vocab_size=len(tokenizer), **small)),
+    }
+    for path, model in models.items():
+        before = snapshot(model)
+        with pytest.raises(UnsupportedModelError, match=rf"another table of tokens, .*{path}: its vocabulary cannot"):
+            trim_vocabulary(model, tokenizer, FEW)
+        assert_unchanged(model, before)
+
+
+def test_one_tokenizer_for_two_vocabularies_is_refused():
+    tokenizer = fast("WordPiece")
+    parts = [BertConfig(vocab_size=len(tokenizer) + more, **SIZES) for more in (0, 2)]
+    model = EncoderDecoderModel(EncoderDecoderConfig.from_encoder_decoder_configs(*parts))
+    before, needed = snapshot(model), len(tokenizer)
+    with pytest.raises(UnsupportedModelError, match=f"rows for {needed} and {needed + 2} tokens: its encoder and its"):
+        trim_vocabulary(model, tokenizer, FEW)
+    assert_unchanged(model, before)
+
+
+def test_a_piece_twice_is_refused_by_name():
+    tokenizer = fast("Unigram")
+    data = json.loads(tokenizer.backend_tokenizer.to_str())
+    data["model"]["vocab"].append(data["model"]["vocab"][20])
+    backend = Tokenizer.from_str(json.dumps(data))
+    twice = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", unk_token="<unk>")
+    model = BertModel(BertConfig(vocab_size=len(data["model"]["vocab"]), **SIZES))
+    with pytest.raises(ArgumentError, match=f"has the token {data['model']['vocab'][20][0]!r} twice"):
+        trim_vocabulary(model, twice, FEW)
+
+
+def test_nothing_of_how_it_was_loaded_is_stored(tmp_path):
+    fast("WordPiece").save_pretrained(tmp_path / "stored")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "stored")
+    tokenizer.init_kwargs["local_files_only"] = False  # as on a machine with a network
+    made, _ = trim_vocabulary(bert(tokenizer), tokenizer, FEW)
+    for each, name in ((tokenizer, "before"), (made, "after")):
+        each.save_pretrained(tmp_path / name)
+    before, after = (
+        json.loads((tmp_path / name / "tokenizer_config.json").read_text()) for name in ("before", "after")
+    )
+    assert before == after
 
 
 def test_a_tokenizer_that_divides_otherwise_changes_nothing(monkeypatch):

@@ -5,12 +5,13 @@ import json
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers_made import FEW, fast, marian, pairs
 from transformers import (
     BertForMaskedLM,
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaForSequenceClassification,
     MarianConfig,
     MarianMTModel,
     PreTrainedTokenizerFast,
@@ -63,6 +64,52 @@ def test_each_of_two_vocabularies_keeps_what_its_side_needs(kind, few_sources, t
     (old_ids, expected), (new_ids, found) = run(original, tokenizer), run(model, made)
     assert [[encoder[int(each)] for each in row] for row in old_ids] == new_ids.tolist()
     torch.testing.assert_close(found, expected[..., sorted(decoder)], rtol=ROUNDING, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("separate", (False, True))
+def test_bytes_and_defined_symbols_of_two_models_stay(separate, tmp_path):
+    """Pieces that no text needs to show."""
+    more = {"byte_fallback": True, "user_defined_symbols": ["<ent>", "§§"]}
+    tokenizer = marian(tmp_path / "tokenizer", separate=separate, size=400, hard_vocab_limit=False, **more)
+    last = tokenizer.pad_token_id
+    rows = {"vocab_size": len(tokenizer.encoder)}
+    rows |= {"decoder_vocab_size": len(tokenizer.target_encoder), **APART} if separate else {}
+    ids = {"pad_token_id": last, "eos_token_id": 0, "decoder_start_token_id": last}
+    model = MarianMTModel(MarianConfig(**rows, **SIZES, **ids))
+    made, report = trim_vocabulary(model, tokenizer, pairs(FEW))
+    texts = ["<ent> " + FEW[0], "§§", "漢 é " + FEW[1]]
+    assert report.tokens_after < report.tokens_before
+    for name, vocabulary in (("text", "encoder"), ("text_target", "target_encoder" if separate else "encoder")):
+        found = []
+        for each in (tokenizer, made):
+            token_of = {number: token for token, number in getattr(each, vocabulary).items()}
+            found.append([[token_of[number] for number in row] for row in each(**{name: texts})["input_ids"]])
+        assert found[0] == found[1] and not any("<unk>" in row for row in found[1])
+
+
+@pytest.mark.parametrize("place", ("behind all tokens", "between them"))
+def test_padding_that_is_no_token_keeps_its_row(place, tmp_path):
+    words = ["<unk>", *"abcde", *(f"##{each}" for each in "abcde"), "abc", "bad", "cab"]
+    gap = len(words) if place == "behind all tokens" else 3
+    vocabulary = {word: number + (number >= gap) for number, word in enumerate(words)}
+    backend = Tokenizer(models.WordPiece(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    config = LlamaConfig(vocab_size=len(words) + 1, pad_token_id=gap, bos_token_id=0, eos_token_id=0, **sizes)
+    model = LlamaForSequenceClassification(config).eval()
+    row = model.get_input_embeddings().weight[gap].clone()
+    text = tokenizer("abc bad d", return_tensors="pt", return_token_type_ids=False)
+    expected = model(**text).logits
+    made, report = trim_vocabulary(model, tokenizer, ["abc bad d"])
+    assert torch.equal(model(**made("abc bad d", return_tensors="pt", return_token_type_ids=False)).logits, expected)
+    padding = model.config.pad_token_id
+    assert padding not in made.get_vocab().values() and torch.equal(model.get_input_embeddings().weight[padding], row)
+    assert report.tokens_after == len(made) == len(words) - 1 and model.config.vocab_size == len(words)
+    model.save_pretrained(tmp_path)
+    loaded = LlamaForSequenceClassification.from_pretrained(tmp_path)
+    assert torch.equal(loaded.get_input_embeddings().weight, model.get_input_embeddings().weight)
 
 
 def test_what_was_frozen_stays_frozen():
