@@ -6,8 +6,8 @@ The swap is to R=128 of 384; `compress` is to half of attention, or to half of w
 
 ratio     256 sentences, one thread: processor seconds of the work over those of one forward pass over the same batches,
           in turns; median over the rounds, and the range
-busy      the same swap, and `compress` of layers, with torch's own number of threads, alone and beside as many busy
-          processes as the machine has processors less one: wall seconds, in turns
+busy      the same swap, and `compress` of layers, with torch's own number of threads, alone and beside busy processes:
+          wall seconds, in turns. There are as many as the machine has processors, or one less
 memory    2,000 sentences in a process of its own: peak resident memory, of a forward pass and of each work
 """
 
@@ -106,9 +106,9 @@ def busy(count: int):
             process.wait()
 
 
-def busy_row(batches, work: str, rounds: int) -> dict:
-    """Return the ratio of a work's wall time beside busy processes to its time alone, with torch's own threads."""
-    others, pairs = max(os.cpu_count() - 1, 1), []
+def busy_row(batches, work: str, rounds: int, others: int) -> dict:
+    """Return the ratio of a work's wall time beside `others` busy processes to its time alone, with torch's threads."""
+    pairs = []
     swap(batches)
     for _ in range(rounds):
         alone = seconds(time.perf_counter, WORK[work], batches)
@@ -156,7 +156,11 @@ def main() -> None:
     rows = [ratio_row(batches, "swap", arguments.rounds, mixing) for mixing in ("shared", "per_head")]
     fewer = max(arguments.rounds // 2, 1)
     rows += [ratio_row(batches, work, fewer) for work in WORK if work.startswith("compress")]
-    rows += [busy_row(batches, "swap", arguments.rounds), busy_row(batches, "compress, layers", fewer)]
+    for others in (os.cpu_count() - 1, os.cpu_count()):
+        rows += [
+            busy_row(batches, "swap", arguments.rounds, others),
+            busy_row(batches, "compress, layers", fewer, others),
+        ]
     print(table(rows, COLUMNS))
     memory = memory_rows()
     print(table(memory, MEMORY))

@@ -61,6 +61,6 @@ def choose_threads(model: PreTrainedModel, batch: Mapping) -> None:
             slower.append(together / alone)
     torch.set_num_threads(1)
     logger.warning(
-        f"one thread is used: other programs keep the processors, and {threads} threads take {min(slower):.1f} times "
-        "as long. OMP_NUM_THREADS, set before Python starts, decides instead"
+        f"one thread is used: {threads} threads take {min(slower):.1f} times as long, as they do beside other busy "
+        "programs. OMP_NUM_THREADS, set before Python starts, decides instead"
     )
