@@ -51,7 +51,7 @@ def choose_threads(model: PreTrainedModel, batch: Mapping) -> None:
         model(**few)
         return time.perf_counter() - started
 
-    slower = []  # how many times as long several threads take
+    slower: list[float] = []  # how many times as long several threads take
     with evaluating(model), naming_batch(model, 0, few):
         seconds(threads)  # the first pass takes longer than others
         while len(slower) < TURNS:

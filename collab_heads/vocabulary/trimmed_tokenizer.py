@@ -17,7 +17,6 @@ from collab_heads.files.reading import parse_json, read_text
 from collab_heads.saving.vocabularies import is_pair, vocabularies_of
 from collab_heads.vocabulary.token_models import TOKEN_MODELS, Bpe, TokenModel, Unigram
 
-LOCAL = "local_files_only"
 Text = str | Sequence[str]  # a sentence, or a source and its translation
 
 
@@ -63,9 +62,9 @@ class TokenizerFiles(ABC):
                 self.tokenizer.save_pretrained(place)
                 self.rewrite(place, kept)
                 renumber_added(place / "tokenizer_config.json", kept[0])
-            made = type(self.tokenizer).from_pretrained(place, **{LOCAL: True})
-        del made.init_kwargs[LOCAL]  # it would be stored
-        made.init_kwargs |= {name: value for name, value in self.tokenizer.init_kwargs.items() if name == LOCAL}
+            made = type(self.tokenizer).from_pretrained(place, local_files_only=True)
+        del made.init_kwargs["local_files_only"]  # it would be stored
+        made.init_kwargs |= {k: v for k, v in self.tokenizer.init_kwargs.items() if k == "local_files_only"}
         made.name_or_path = self.tokenizer.name_or_path
         return made
 
