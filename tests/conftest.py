@@ -63,6 +63,15 @@ def quiet():
 
 
 @pytest.fixture
+def two_threads(monkeypatch):
+    """As many as a user has who has set nothing."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
 def without_hooks(monkeypatch):
     """From here on transformers is as it was before the package was imported."""
     take_off_hooks(monkeypatch)

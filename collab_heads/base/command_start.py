@@ -18,7 +18,7 @@ from typing import Any
 COMMAND, PACKAGE = "collab-heads", "collab_heads"
 INTERRUPTED = 130  # the exit code, as shells have it
 # What a thread of torch tries, on Linux, before it sleeps. By default threads that wait for each other keep the cores
-# from the programs that they wait for: beside two busy processes half of MiniLM took over 400 s, so 56; alone both 22.
+# from the programs that they wait for: beside two busy processes half of MiniLM took over 300 s, so 56; alone both 22.
 SPINS = {"GOMP_SPINCOUNT": "20000"}
 SAID = (*SPINS, "OMP_WAIT_POLICY")
 

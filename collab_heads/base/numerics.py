@@ -115,7 +115,7 @@ def keeping_threads():
 def one_thread():
     """Use one torch thread while the context is open, for what waits for every thread many times.
 
-    That are inverses from a Cholesky factor, and eigenvectors. Measured at n = 1,536 on two cores: an inverse takes
+    These are inverses from a Cholesky factor, and eigenvectors. Measured at n = 1,536 on two cores: an inverse takes
     0.11 s with one thread and 0.08 with two; beside two busy processes 0.5 s with one, and 24 with two.
     """
     with keeping_threads():

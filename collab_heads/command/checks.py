@@ -198,6 +198,10 @@ def trim(args: Namespace) -> None:
     unknown; other words become shorter pieces. What is written loads without this package, unless the model was
     compressed.
     """
+    if args.keep is not None and args.min_count > 1:
+        raise ArgumentError(
+            "--keep and --min_count exclude each other: --keep takes the tokens that the texts use most"
+        )
     check_new_model(args)
     check_input(args)
 

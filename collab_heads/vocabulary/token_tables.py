@@ -121,8 +121,13 @@ def check_rows(tables: Sequence[TokenTable], vocabularies: Sequence[Mapping[str,
                 f"the embeddings of the model have rows for {' and '.join(f'{each:,}' for each in sorted(found))} "
                 "tokens: its encoder and its decoder read tokens of their own, and one tokenizer cannot tell which stay"
             )
-    for table in tables:
+    for table in sorted(tables, key=lambda table: isinstance(table.module, nn.Linear)):
         rows, needed = table.module.weight.shape[0], size(vocabularies[table.side])
+        if isinstance(table.module, nn.Linear) and not needed <= rows <= needed + SPARE:  # the embeddings are right
+            raise UnsupportedModelError(
+                f"what the model calls its output layer has {rows:,} rows, and its embeddings have one for each of the "
+                f"{needed:,} tokens: its vocabulary cannot be trimmed"
+            )
         if rows < needed <= rows + SPARE:
             raise ArgumentError(
                 f"the tokenizer has {needed:,} tokens, and the model has rows for {rows:,}: if tokens were added to "

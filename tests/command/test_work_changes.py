@@ -179,4 +179,6 @@ def test_trim_writes_a_stock_checkpoint_with_its_tokenizer(bert, tmp_path, capsy
     assert json.loads((tmp_path / "out" / "trim.json").read_text())["tokens_after"] == report.tokens_after
     with pytest.raises(ArgumentError, match="keep 2 is less than"):
         commands.run("trim", bert, "--data", texts, "--keep", 2, "--output_dir", tmp_path / "other")
+    with pytest.raises(ArgumentError, match="--keep and --min_count exclude each other"):
+        commands.parse("trim", "not_read", "--data", texts, "--keep", 99, "--min_count", 2, "--output_dir", "other")
     assert not (tmp_path / "other").exists()

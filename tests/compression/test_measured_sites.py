@@ -109,13 +109,6 @@ def first(stored):
     return next(iter(next(iter(stored["sites"].values())).values()))
 
 
-@pytest.fixture
-def two_threads():
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(1)
-
-
 def test_a_run_that_goes_on_takes_the_threads_that_it_began_with(two_threads, tmp_path, monkeypatch):
     """Those of a busy machine, though it is busy no longer, and in the fits, too."""
     file, used = tmp_path / "measured.json", []

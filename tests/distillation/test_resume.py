@@ -70,23 +70,19 @@ def test_a_killed_run_goes_on(dtype, dying, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_goes_on_with_the_threads_that_it_began_with(dying, tmp_path, monkeypatch):
+def test_it_goes_on_with_the_threads_that_it_began_with(two_threads, dying, tmp_path, monkeypatch):
     """Those of a busy machine, though it is busy no longer."""
     monkeypatch.setattr(distill_module, "choose_threads", lambda *_: torch.set_num_threads(1))
-    torch.set_num_threads(2)
-    try:
-        expected = run()
-        assert torch.get_num_threads() == 2
-        dying(7)
-        with pytest.raises(Died):
-            run(tmp_path)
-        assert torch.get_num_threads() == 2
-        assert json.loads((tmp_path / "distillation" / "progress.json").read_text())["threads"] == 1
-        dying(None)
-        monkeypatch.setattr(distill_module, "choose_threads", None)
-        assert_same(run(tmp_path), expected)
-    finally:
-        torch.set_num_threads(1)
+    expected = run()
+    assert torch.get_num_threads() == 2
+    dying(7)
+    with pytest.raises(Died):
+        run(tmp_path)
+    assert torch.get_num_threads() == 2
+    assert json.loads((tmp_path / "distillation" / "progress.json").read_text())["threads"] == 1
+    dying(None)
+    monkeypatch.setattr(distill_module, "choose_threads", None)
+    assert_same(run(tmp_path), expected)
 
 
 @pytest.mark.slow
@@ -183,6 +179,12 @@ def test_a_checkpoint_that_is_damaged_older_or_none_of_ours(damage, said, checkp
     model, original = changed_pair()
     with refused(model, OutputError, said, "delete"):
         distill(model, original, random_batches(10), output_dir=checkpoint, **OPTIONS)
+
+
+def test_the_threads_of_a_checkpoint_are_checked():
+    """Strangers can write its manifest, too."""
+    with pytest.raises(ValueError, match="threads is 1000000, not a number from 1 to 4,096"):
+        checkpoints.Progress.from_dict({**checkpoints.Progress().to_dict(), "threads": 10**6}, {})
 
 
 def test_a_checkpoint_holds_tensors_and_json_only(checkpoint):

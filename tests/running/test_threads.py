@@ -14,12 +14,7 @@ IDS = torch.arange(4, 44).view(20, 2)
 QUICK, SLOW = 0.03, 0.06  # seconds of a pass
 
 
-@pytest.fixture(autouse=True)
-def two_threads(monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("two_threads")
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from transformers import (
     BertForMaskedLM,
     BertModel,
     ByT5Tokenizer,
+    DebertaV2Config,
+    DebertaV2ForMaskedLM,
     EncoderDecoderConfig,
     EncoderDecoderModel,
     Gemma3nForCausalLM,
@@ -359,6 +361,16 @@ def test_a_model_with_another_table_of_tokens_is_refused():
         with pytest.raises(UnsupportedModelError, match=rf"another table of tokens, .*{path}: its vocabulary cannot"):
             trim_vocabulary(model, tokenizer, FEW)
         assert_unchanged(model, before)
+
+
+def test_an_output_layer_that_is_none_is_refused():
+    """Without `legacy` DeBERTa-v2 calls the layer before its logits so; no other tokenizer would help."""
+    tokenizer = fast("WordPiece")
+    model = DebertaV2ForMaskedLM(DebertaV2Config(vocab_size=len(tokenizer), legacy=False, **SIZES))
+    before = snapshot(model)
+    with pytest.raises(UnsupportedModelError, match=f"calls its output layer has {SIZES['hidden_size']} rows, and its"):
+        trim_vocabulary(model, tokenizer, FEW)
+    assert_unchanged(model, before)
 
 
 def test_one_tokenizer_for_two_vocabularies_is_refused():

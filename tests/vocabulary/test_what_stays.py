@@ -19,7 +19,8 @@ from transformers import (
 from trimming import ROUNDING, bert, tokens_of
 
 from collab_heads import trim_vocabulary
-from collab_heads.vocabulary.token_tables import keep_rows, token_tables
+from collab_heads.errors import ArgumentError
+from collab_heads.vocabulary.token_tables import check_rows, keep_rows, token_tables
 
 SIZES = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
 SIZES |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
@@ -167,3 +168,10 @@ def test_two_vocabularies_may_become_of_two_sizes():
     assert (model.config.vocab_size, model.config.decoder_vocab_size) == (20, 10)
     tables = model.model.encoder.embed_tokens, model.model.decoder.embed_tokens, model.lm_head
     assert [len(table.weight) for table in tables] == [20, 10, 10] and model.final_logits_bias.shape == (1, 10)
+
+
+def test_of_two_vocabularies_the_tokenizer_is_wrong_before_the_output_layer_is():
+    model = MarianMTModel(MarianConfig(vocab_size=30, decoder_vocab_size=3000, pad_token_id=0, **SIZES, **APART))
+    ids = {str(number): number for number in range(30)}
+    with pytest.raises(ArgumentError, match="the tokenizer has 30 tokens, and the model has rows for 3,000"):
+        check_rows(token_tables(model, 2), [ids, ids])
