@@ -17,7 +17,7 @@ arXiv:2308.03449; github.com/snudm-starlab/K-prune.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 PREDICTIVE, REPRESENTATIONAL, HEADS, TEMPERATURE = 1.0, 2.5e-4, 64.0, 2.0
+PIECE = 8  # examples that pass together, of a batch whose gradients are added before they are squared
 
 
 def classes(model, hidden: Tensor, real: Tensor) -> Tensor:
@@ -123,17 +124,22 @@ def knowledge(
     predictive = [torch.zeros(block.count * block.width) for block in blocks]
     norms = [torch.zeros(block.count * block.width) for block in blocks]
     examples = tokens = 0
-    for (hidden, mask, real), wanted in zip(states, predicted, strict=True):
-        masks = []
-        for block, norm in zip(blocks, norms, strict=True):
-            masks.append(torch.ones(block.count * block.width, requires_grad=True))
-            units = block.units(hidden, mask)
-            norm += units.detach()[real].square().sum(0)
-            hidden = block.output(units * masks[-1], hidden)
-        loss = prediction.gap(prediction.of(model, hidden, real), wanted)
-        for total, gradient in zip(predictive, torch.autograd.grad(loss, masks), strict=True):
+    for state, of_batch in zip(states, predicted, strict=True):
+        summed = [torch.zeros_like(total) for total in predictive]
+        for hidden, mask, real, wanted in pieces(*state, of_batch):
+            masks = []
+            for block, norm in zip(blocks, norms, strict=True):
+                masks.append(torch.ones(block.count * block.width, requires_grad=True))
+                units = block.units(hidden, mask)
+                norm += units.detach()[real].square().sum(0)
+                hidden = block.output(units * masks[-1], hidden)
+            loss = prediction.gap(prediction.of(model, hidden, real), wanted) * len(wanted) / len(of_batch)
+            for total, gradient in zip(summed, torch.autograd.grad(loss, masks), strict=True):
+                total += gradient
+            tokens += int(real.sum())
+        for total, gradient in zip(predictive, summed, strict=True):
             total += gradient.square() / 2
-        examples, tokens = examples + len(wanted), tokens + int(real.sum())
+        examples += len(of_batch)
     found = []
     for block, gradients, norm in zip(blocks, predictive, norms, strict=True):
         columns = PREDICTIVE * gradients / examples
@@ -141,6 +147,14 @@ def knowledge(
         factor = HEADS if block.is_attention else 1.0
         found.append(factor * by_unit(columns, block.width, torch.mean) / block.cost)
     return found
+
+
+def pieces(hidden: Tensor, mask: Tensor | None, real: Tensor, wanted: Tensor) -> Iterator[tuple]:
+    """Yield the examples of a batch, those of like length together, without padding that none of them needs."""
+    for rows in real.sum(1).argsort().split(PIECE):
+        length = int(real[rows].any(0).nonzero().max()) + 1
+        own_mask = None if mask is None else mask[rows][..., :length, :length]  # a row of queries, or one for each
+        yield hidden[rows, :length], own_mask, real[rows, :length], wanted[rows]
 
 
 def threshold(blocks: Sequence[Block], scores: Sequence[Tensor], left: float) -> float:
