@@ -50,7 +50,7 @@ def sentences(more_padding=0):
     for length in (9, 7, 12):
         ids = torch.randint(3, 61, (32, length), generator=generator)
         mask = torch.ones_like(ids)
-        mask[::4, length - 2 :] = 0
+        mask[::5, length - 2 :] = 0
         ids, mask = (nn.functional.pad(each, (0, more_padding)) for each in (ids, mask))
         batches.append({"input_ids": ids, "attention_mask": mask})
     return batches
