@@ -252,7 +252,7 @@ def test_relatives_load_the_same_files(name, relative, tmp_path):
 def test_bfloat16_sharded(name, tmp_path):
     family = FAMILIES[name]
     model = changed(family, None, "both", alphas=True, dtype=torch.bfloat16)
-    assert {mixing.alpha.dtype for mixing in mixings(model).values()} == {torch.bfloat16}
+    assert {mixing.alpha.dtype for mixing in mixings(model).values()} == {torch.float32}
     model.save_pretrained(tmp_path, max_shard_size="8KB")
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 1

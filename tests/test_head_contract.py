@@ -273,7 +273,7 @@ def test_bfloat16_sharded(name, origin, tmp_path):
     family = FAMILIES[name]
     model = changed(family, origin, "both", dtype=torch.bfloat16)
     gates = [p.gates.log_alpha for p in output_projections(model).values() if isinstance(p, HeadOutputProjection)]
-    assert {log_alpha.dtype for log_alpha in gates} == {torch.bfloat16}
+    assert {log_alpha.dtype for log_alpha in gates} == {torch.float32}  # steps of a training would be lost
     model.save_pretrained(tmp_path, max_shard_size="8KB")
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 1

@@ -15,7 +15,7 @@ class HeadAdamW(torch.optim.AdamW):
     are on average as large as AdamW's and keep the proportions of the gradient.
 
     Arguments, groups and state are those of AdamW; groups without the key are updated by it. Groups with the key use
-    `lr`, `betas` and `eps`, and no weight decay.
+    `lr`, `betas`, `eps` and `maximize`, and no weight decay.
 
     Args:
         params: parameters, or parameter groups: dicts with `params` and, for a group of gates, `"shared": True`.
@@ -62,12 +62,13 @@ class HeadAdamW(torch.optim.AdamW):
         if not with_gradient:
             return
         (decay, slow), first = group["betas"], self.state[group["params"][0]]
+        sign = -1 if group["maximize"] else 1
         mean = sum(p.grad.float().square().sum() for p in with_gradient) / sum(p.numel() for p in with_gradient)
         first["mean_square"] = slow * first.get("mean_square", torch.zeros_like(mean)) + (1 - slow) * mean
         for p in with_gradient:
             state = self.state[p]
             state["step"] = state.get("step", torch.zeros(())) + 1
-            state["exp_avg"] = decay * state.get("exp_avg", torch.zeros_like(p)) + (1 - decay) * p.grad
+            state["exp_avg"] = decay * state.get("exp_avg", torch.zeros_like(p)) + (1 - decay) * sign * p.grad
             step = float(state["step"])
             scale = (first["mean_square"] / (1 - slow**step)).sqrt() + group["eps"]
             p -= group["lr"] * (state["exp_avg"] / (1 - decay**step) / scale).to(p.dtype)

@@ -12,12 +12,13 @@ from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_choice, check_seed
 from collab_heads.base.progress import progress_bar
 from collab_heads.contract.registry import get_adapter
-from collab_heads.errors import ArgumentError, CalibrationError, NonFiniteError
+from collab_heads.errors import ArgumentError, NonFiniteError
 from collab_heads.fitting.head_regression import regressions
 from collab_heads.heads.selection import Target, check_by_path, check_scores, check_target, choose, roles_of_heads
 from collab_heads.model.open_layers import OpenLayers, OpenSite
 from collab_heads.model.opened import input_device, opened
-from collab_heads.running.batches import NoticingFew, evaluating, moved, naming_batch
+from collab_heads.running.batches import NoticingFew, evaluating
+from collab_heads.running.losses import loss_of, not_finite
 from collab_heads.running.residual_readers import stream_weights
 from collab_heads.sites.site import AttentionSite, check_name
 
@@ -198,27 +199,6 @@ def broken_site(sites: Sequence[OpenSite]) -> str | None:
         if not all(torch.isfinite(p).all() for module in (site.module, site.output) for p in module.parameters()):
             return site.path
     return None
-
-
-def loss_of(model: PreTrainedModel, batch: Mapping, index: int) -> Tensor:
-    """Return the model's loss on a batch.
-
-    Raises:
-        CalibrationError: if the model cannot take the batch or gives no loss; the index of the batch, from 0, is named.
-    """
-    inputs = moved(batch, input_device(model))
-    with naming_batch(model, index, inputs):
-        loss = getattr(model(**inputs), "loss", None)
-    if loss is None:
-        raise CalibrationError(
-            f"{type(model).__name__} gives no loss for batch {index}: it needs labels, the model a head"
-        )
-    return loss
-
-
-def not_finite(loss: Tensor | float, index: int) -> str:
-    """Return the message for a batch whose loss is NaN or inf."""
-    return f"the loss of batch {index} is {float(loss)}: does it have a label that counts (not -100)?"
 
 
 @checking_arguments

@@ -8,11 +8,12 @@ import torch
 from transformers import PreTrainedModel
 
 from collab_heads.base.arguments import checking_arguments
+from collab_heads.base.checks import is_number
 from collab_heads.contract.adapter import AttentionAdapter
 from collab_heads.errors import ArgumentError, ConfigError, ModelStateError
 from collab_heads.heads.report import GatedSite, GateReport
 from collab_heads.heads.selection import alive_choice
-from collab_heads.layers.gates import INIT_LOG_ALPHA, HeadGates
+from collab_heads.layers.gates import HeadGates
 from collab_heads.layers.output import gates_of
 from collab_heads.model.apply_state import apply_state
 from collab_heads.model.open_layers import OpenLayers, OpenSite
@@ -31,13 +32,13 @@ def swap_to_gated(
     alive_heads: Mapping | None = None,
     temperature: float = 0.33,
     stretch: tuple[float, float] = (-0.1, 1.1),
-    init_log_alpha: float = INIT_LOG_ALPHA,
+    init_log_alpha: float | None = None,
 ) -> GateReport:
     """Put Hard Concrete gates between the heads of a model and their output projections, in place.
 
-    With the default `init_log_alpha` the outputs of the model in evaluation do not change. Train with a `HeadPenalty`,
-    then call `prune_heads`. Gates are trainable also where the rest of the model is frozen. On an error the model is
-    left unchanged.
+    Without `init_log_alpha` the outputs of the model in evaluation do not change. Train with a `HeadPenalty`, then call
+    `prune_heads`. Gates are trainable also where the rest of the model is frozen, and are in float32 also where it is
+    in half precision. On an error the model is left unchanged.
 
     Examples:
         >>> import torch
@@ -56,7 +57,8 @@ def swap_to_gated(
             list. Only the sites that it names are gated.
         temperature: of the samples in training.
         stretch: (gamma, zeta), the interval to which samples are stretched before they are clipped to [0, 1].
-        init_log_alpha: the initial value of learned gates, as a logit; at the default they are all open.
+        init_log_alpha: the initial value of learned gates, as a logit; None for one at which all are open: 2.5, or
+            more where temperature and stretch need it.
 
     Returns:
         Heads and open heads per site; `print` it.
@@ -90,7 +92,7 @@ def swap_to_gated(
             with torch.no_grad():
                 if alive:
                     gates.alive.copy_(torch.tensor(alive[site.path]))
-                else:
+                elif init_log_alpha is not None:
                     gates.log_alpha.fill_(init_log_alpha)
         layers.write(states)
         return report_gates(layers)
@@ -108,7 +110,7 @@ def checked_state(
         state = GateState(kind, temperature, stretch)
     except ConfigError as error:
         raise ArgumentError(str(error).removeprefix("gates.")) from error
-    if isinstance(init_log_alpha, bool) or not isinstance(init_log_alpha, int | float) or not abs(init_log_alpha) < 1e4:
+    if init_log_alpha is not None and not (is_number(init_log_alpha) and abs(init_log_alpha) < 1e4):
         raise ArgumentError(f"init_log_alpha {init_log_alpha!r} must be a number")
     return state
 

@@ -29,7 +29,7 @@ def alive_choice(available: Sequence[AttentionSite], alive_heads: Mapping) -> di
         if len(values) != site.num_heads:
             raise ArgumentError(f"alive_heads: {site.path} has {site.num_heads} heads, the list {len(values)} values")
         for head, value in enumerate(values):
-            if value not in (0, 1) or isinstance(value, str | float):
+            if value not in (0, 1):
                 raise ArgumentError(f"alive_heads: {site.path}, head {head}: {value!r} is neither 0 nor 1")
 
     return {

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from collab_heads.sites.state import GateState
 
-INIT_LOG_ALPHA = 2.5  # the evaluation gate is exactly 1 from ln 11 = 2.398: a gated model starts as it was
+INIT_LOG_ALPHA = 2.5  # of open gates, where that is enough, see `open_log_alpha`
+ABOVE = 0.1  # how far at least an open gate is from the value at which it is exactly 1
 UNDECIDED = 0.05  # a gate is decided if it is non-zero with a probability closer to 0 or 1 than this
 MARGIN = 1e-6  # uniform samples stay this far from 0 and 1
 
@@ -54,7 +55,7 @@ class HeadGates(nn.Module):
         self.state = state
         self.draw: Draw | None = None
         if state.is_learned:
-            self.log_alpha = nn.Parameter(torch.full((num_heads,), INIT_LOG_ALPHA))
+            self.log_alpha = nn.Parameter(torch.full((num_heads,), open_log_alpha(state)))
         else:
             self.register_buffer("alive", torch.ones(num_heads))
 
@@ -125,9 +126,18 @@ class HeadGates(nn.Module):
     def reset(self) -> None:
         """Open all gates: the initial value, also of gates that are missing from a checkpoint."""
         if self.state.is_learned:
-            self.log_alpha.fill_(INIT_LOG_ALPHA)
+            self.log_alpha.fill_(open_log_alpha(self.state))
         else:
             self.alive.fill_(1.0)
+
+
+def open_log_alpha(state: GateState) -> float:
+    """Return a log_alpha at which a gate is open, and exactly 1 in evaluation: a gated model starts as it was.
+
+    With the usual stretch, a gate of evaluation is 1 from ln 11 = 2.398.
+    """
+    low, high = state.stretch
+    return max(INIT_LOG_ALPHA, max(math.log((1 - low) / (high - 1)), threshold(state)) + ABOVE)
 
 
 def threshold(state: GateState) -> float:

@@ -140,9 +140,12 @@ def install_alphas(projection: nn.Module, num_heads: int) -> HeadAlphas:
 
 
 def install(projection: nn.Module, name: str, part: nn.Module) -> None:
-    """Put a part into an output projection, plain or not, on its device and in its dtype."""
+    """Put a part into an output projection, plain or not, on its device and in its dtype, but at least in float32.
+
+    In half precision the small steps of a training would be rounded away: next to 1 bfloat16 has no number for 200.
+    """
     weight = cast(Tensor, projection.weight)
-    part.to(weight.device, weight.dtype).train(projection.training)
+    part.to(weight.device, torch.promote_types(weight.dtype, torch.float32)).train(projection.training)
     if not isinstance(projection, HeadOutputProjection):
         become(projection, TransposedOutputProjection if is_transposed(projection) else HeadOutputProjection)
         for other in PARTS:

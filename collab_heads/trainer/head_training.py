@@ -97,6 +97,7 @@ class HeadTraining(TrainerCallback, ExportableState):
         self.attached: Trainer | None = None
         self.penalty: HeadPenalty | None = None
         self.progress: dict[str, Any] | None = None  # of the penalty, between two trainings
+        self.counted: dict[str, int] = {}  # shares of the first training, in its steps
         self.weights: list[weakref.ref] | None = None  # of the model at the end of the last training
         self.epoch = 0
 
@@ -168,23 +169,37 @@ class HeadTraining(TrainerCallback, ExportableState):
                     "(merge_and_unload() them first), or leave the rotation out"
                 )
             self.rotation.check(self.model, epochs or None)
-        options = dict(self.options)
-        if options.get("target_heads") is not None or self.steps is not None:
-            share = SELECTION_SHARE if self.steps is None else self.steps
-            options["steps"] = max(1, in_steps("steps", share, total))
-            if 0 < total < options["steps"]:
-                raise ArgumentError(
-                    f"steps {share!r} is more than the {total} optimizer steps of this training, in which the number "
-                    "of heads would not reach target_heads"
-                )
-        if self.alpha_start is not None:
-            options["alpha_start"] = in_steps("alpha_start", self.alpha_start, total)
+        if self.progress is None:  # else a share means what it meant in the training before
+            self.counted = self.counted_in(total)
+        options = {**self.options, **self.counted}
         adapter = get_adapter(self.model)
         if options.get("target_heads") is None and gated_sites(self.model, adapter, learned=True):
             options.setdefault("gate_weight", 0.0)  # gates without a push also need a group of their own
         if options or self.rotation is None or mixed_sites(self.model, adapter):
             self.penalty = HeadPenalty(self.model, **options)
         return self.penalty
+
+    def counted_in(self, total: int) -> dict[str, int]:
+        """Return the steps that were given as shares, or not at all, as numbers of optimizer steps.
+
+        Args:
+            total: the optimizer steps of the training; 0 if it makes none.
+
+        Raises:
+            ArgumentError: if the number of heads would not reach its target.
+        """
+        counted = {}
+        if self.options.get("target_heads") is not None or self.steps is not None:
+            share = SELECTION_SHARE if self.steps is None else self.steps
+            counted["steps"] = max(1, in_steps("steps", share, total))
+            if 0 < total < counted["steps"]:
+                raise ArgumentError(
+                    f"steps {share!r} is more than the {total} optimizer steps of this training, in which the number "
+                    "of heads would not reach target_heads"
+                )
+        if self.alpha_start is not None:
+            counted["alpha_start"] = in_steps("alpha_start", self.alpha_start, total)
+        return counted
 
     def abandon(self) -> None:
         """Close and drop the penalty of a training that was interrupted."""

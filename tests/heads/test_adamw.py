@@ -55,6 +55,18 @@ def test_a_shared_group_keeps_proportions():
         assert torch.equal(weights[0], alone[0])
 
 
+def test_a_shared_group_can_be_maximised():
+    downhill, uphill = ({"params": parameters((3,)), "shared": True, "maximize": up} for up in (False, True))
+    start = parameters((3,))[0].detach()
+    optimizer = HeadAdamW([downhill, uphill], lr=0.1)
+    for step in range(3):
+        for group in (downhill, uphill):
+            set_gradients(group["params"], step)
+        optimizer.step()
+    down, up = (group["params"][0].detach() - start for group in (downhill, uphill))
+    assert torch.equal(down, -up) and bool(down.abs().min() > 0)
+
+
 def test_a_shout_moves_further_than_a_whisper():
     (gates,) = parameters((2,))
     start, optimizer = gates.detach().clone(), HeadAdamW([{"params": [gates], "shared": True}], lr=0.1)

@@ -1,6 +1,7 @@
 """How users name heads: by role or path; every mistake is named."""
 
 import pytest
+import torch
 
 from collab_heads import AttentionSite
 from collab_heads.errors import ArgumentError
@@ -20,6 +21,7 @@ PRESENT = {"encoder.0": [0, 1, 2], "encoder.1": [0, 3], "decoder.0": []}
         ({"enc-self": [[1, 0, 1], [0, 1]]}, {"encoder.0": [1, 0, 1], "encoder.1": [0, 1]}),
         ({"enc-self": ((1, 0, 1), (0, 1))}, {"encoder.0": [1, 0, 1], "encoder.1": [0, 1]}),
         ({"encoder.1": [True, False]}, {"encoder.1": [1, 0]}),
+        ({"encoder.1": torch.ones(2)}, {"encoder.1": [1, 1]}),
         ({"encoder.1": [0, 0], "dec-self": [[1, 1]]}, {"encoder.1": [0, 0], "decoder.0": [1, 1]}),
     ),
     ids=str,
@@ -49,7 +51,7 @@ WRONG = [
     ({"encoder.0": []}, ("alive_heads: encoder.0 has 3 heads, the list 0 values",)),
     ({"encoder.0": [1, 2, 0]}, ("alive_heads: encoder.0, head 1: 2 is neither 0 nor 1",)),
     ({"encoder.0": [1, 0, -1]}, ("encoder.0, head 2: -1 is neither 0 nor 1",)),
-    ({"encoder.0": [1.0, 0, 0]}, ("encoder.0, head 0: 1.0 is neither 0 nor 1",)),
+    ({"encoder.0": [0.5, 0, 0]}, ("encoder.0, head 0: 0.5 is neither 0 nor 1",)),
     ({"encoder.0": ["1", 0, 0]}, ("encoder.0, head 0: '1' is neither 0 nor 1",)),
     ({"encoder.0": [[1], 0, 0]}, ("encoder.0, head 0: [1] is neither 0 nor 1",)),
     ({"encoder.0": [None, 0, 0]}, ("encoder.0, head 0: None is neither 0 nor 1",)),

@@ -85,7 +85,19 @@ def test_values_of_evaluation():
     assert (values[3:6] < 1).all()
     assert values[6:].tolist() == [1.0, 1.0, 1.0]
     assert INIT_LOG_ALPHA > math.log(11)
-    assert HeadGates(GateState(), 3).eval()().tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("kind", ("learned", "subset"))
+@pytest.mark.parametrize(
+    "temperature, stretch", ((0.33, (-0.1, 1.1)), (1.0, (-0.1, 1.001)), (4.0, (-1.0, 1.1)), (0.5, (-0.001, 1.9)))
+)
+def test_gates_start_open(temperature, stretch, kind):
+    """And exactly 1, whatever the stretch and the temperature; also those that a checkpoint lacks."""
+    made = HeadGates(GateState(kind, temperature, stretch), 3).eval()
+    assert made().tolist() == [1.0] * 3 and made.is_open().all()
+    made.log_alpha.data.fill_(-9.0)
+    made.reset()
+    assert made().tolist() == [1.0] * 3 and made.is_open().all()
 
 
 def test_evaluation_has_no_noise_and_training_has():

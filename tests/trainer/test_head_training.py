@@ -63,6 +63,19 @@ def test_a_target_that_is_not_reached_is_said(tmp_path, warnings_logged):
     assert "the training ends before the number of heads reaches target_heads" in warnings_logged.text
 
 
+@pytest.mark.parametrize("options", ({"target_heads": 3}, {"alpha_start": 0.5}), ids=str)
+def test_a_second_training_may_be_longer(options, tmp_path):
+    """A share of the steps means what it meant in the first one."""
+    trainer = trainer_of(mixed(gated(classifier())), tmp_path, head_training(**options))
+    trainer.train()
+    first = trainer.head_training.progress
+    trainer.args.num_train_epochs += 1
+    trainer.train()
+    then = trainer.head_training.progress
+    assert then["alphas"]["done"] > 2 * first["alphas"]["done"] and then["alphas"]["start"] == first["alphas"]["start"]
+    assert then["gates"]["steps"] == first["gates"]["steps"]
+
+
 KINDS = {
     "a target": (gated, {"target_heads": 3, "steps": 4}),
     "alphas": (mixed, {"growth": 0.05, "alpha_start": 2}),

@@ -17,10 +17,11 @@ from collab_heads.base.report import Cell, Report
 from collab_heads.base.wrappers import check_passed, model_inside
 from collab_heads.contract.registry import get_adapter, head_numbers, is_lone_decoder
 from collab_heads.errors import ArgumentError, NonFiniteError
-from collab_heads.heads.criteria import loss_of, most_important, not_finite
+from collab_heads.heads.criteria import most_important
 from collab_heads.heads.selection import removal_choice
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.running.batches import each_batch, evaluating
+from collab_heads.running.losses import loss_of, not_finite
 from collab_heads.sites.site import AttentionSite, select_sites
 
 Evaluate = Callable[[PreTrainedModel], float]

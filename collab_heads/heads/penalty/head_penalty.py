@@ -95,6 +95,8 @@ class HeadPenalty:
             raise ArgumentError(
                 "a HeadPenalty needs gate_weight or target_heads (gates), a model with alphas, or disagreement"
             )
+        for parameter in self.parameters():  # also where the model was cast after they were put in
+            parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
         for part in self.parts.values():
             part.attach()
 

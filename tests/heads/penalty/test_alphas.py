@@ -370,3 +370,20 @@ def test_needs_alphas():
     frozen = mixed().requires_grad_(False)
     with pytest.raises(ArgumentError, match=r"the alphas of .* are frozen"):
         HeadPenalty(frozen, growth=1.0)
+
+
+@pytest.mark.parametrize("cast_afterwards", (False, True))
+def test_the_diagonal_learns_in_a_model_of_half_precision(cast_afterwards):
+    """Next to 1 bfloat16 has no number within 0.004: smaller steps would be lost, and the norm would not grow."""
+    model = FAMILIES["bert"].build()
+    if not cast_afterwards:
+        model.bfloat16()
+    swap_to_alpha(model)
+    model.bfloat16() if cast_afterwards else None
+    penalty = HeadPenalty(model, growth=GAMMA, growth_radius=1.0)
+    optimizer = torch.optim.SGD(penalty.parameters(), lr=1e-5)
+    penalty.total().backward()
+    optimizer.step()
+    for alpha in alphas(model):
+        assert alpha.dtype == torch.float32
+        torch.testing.assert_close(alpha.diagonal() - 1, torch.full((HEADS,), 1e-5 * GAMMA), rtol=0, atol=FP32_NOISE)

@@ -545,3 +545,21 @@ def test_fixed_gates_beside_learned_ones_do_not_count():
     assert len(penalty.parameters()) == 4
     penalty.step()
     assert inspect(model).gates.open == 2 + 16
+
+
+@pytest.mark.parametrize("cast_afterwards", (False, True))
+def test_selection_in_a_model_of_half_precision_is_that_of_float32(cast_afterwards):
+    """Around a threshold of -1.6 bfloat16 has no number within 0.007: no head would be open, or all."""
+    options, found = {"temperature": 1.0, "stretch": (-0.01, 1.2)}, []
+    for dtype in (torch.float32, torch.bfloat16):
+        model = gated("bert", torch.float32 if cast_afterwards else dtype, **options).to(dtype)
+        if not cast_afterwards:
+            assert {gates.log_alpha.dtype for gates in modules(model)} == {dtype}
+        penalty, opened = HeadPenalty(model, target_heads=3, steps=STEPS), []
+        for _ in range(STEPS):
+            penalty.step()
+            opened.append([gates.is_open().tolist() for gates in modules(model)])
+        assert {gates.log_alpha.dtype for gates in modules(model)} == {torch.float32}
+        found.append(opened)
+    assert found[0] == found[1]
+    assert [sum(map(sum, sites)) for sites in found[0]][-1] == 3
