@@ -17,7 +17,6 @@ from collab_heads.sites.site import kept_groups
 from collab_heads.sites.state import DIVIDED, FeedForwardState, QueryKeyKind, SiteState, expect
 
 PRUNED = "pruned_heads"  # entry in the configs of transformers 4
-PRECISE = ("gates.log_alpha", "gates.alive", "mixing.alpha")  # loaded in float32 also where a model is not
 
 
 def rebuild(model: PreTrainedModel) -> None:
@@ -37,8 +36,6 @@ def rebuild(model: PreTrainedModel) -> None:
         return
     adapter = adapter_for_config(model.config)
     stacks = {name for name, _ in model.base_model.named_children()}
-    if any(state.gates is not None or state.alphas for state in record.sites.values()):
-        model._keep_in_fp32_modules_strict = {*(model._keep_in_fp32_modules_strict or ()), *PRECISE}
     layers = OpenLayers.of(model, adapter)
     sites = {site.path: site for site in layers.attention}
     blocks = {block.path: block for block in layers.feed_forwards} if record.feed_forwards else {}
