@@ -192,7 +192,8 @@ class Analysis:
         self.excluded = excluded_queries(model, options.exclude, options.tokenizer)
         sides, first = sides_of(model, adapter), next(iter(batches))
         has_source = sides is not None and sides.in_batch(first)
-        has_labels = first.get("labels") is not None or bool(first.get("return_loss"))  # CLIP's pairs are its labels
+        given = {name for name, value in first.items() if value is not None}  # of questions, where answers begin
+        has_labels = bool({"labels", "start_positions"} & given or first.get("return_loss"))  # CLIP's pairs are labels
         self.parts, self.notes = options.choose(has_labels, has_source)
         self.chosen, shown = chosen_batches(model, options.tokenizer, tuple(options.sentences))
         self.notes += shown
@@ -243,13 +244,15 @@ class Analysis:
     def reconstruct(self) -> None:
         """Measure what removal costs; a model that does not allow it gets a note, unless the part was requested."""
         try:
-            self.measure("reconstruction", head_importance, self.batches, criterion=Reconstruction())
+            criterion = Reconstruction()
+            self.measure("reconstruction", head_importance, self.batches, criterion=criterion)
         except (ArgumentError, ModelStateError, UnsupportedModelError) as problem:
             if self.options.parts is not None:
                 raise
             self.notes.append(f"the cost of removal was not measured: {problem}")
             return
         self.results["reconstruction"] = {path: each.double() for path, each in self.results["reconstruction"].items()}
+        self.results["reconstruction_of_stream"] = criterion.are_of_stream
 
     def compared(self) -> dict[str, PreTrainedModel | str | Path]:
         """Return name -> model, of those whose contributions are measured; this one is the last."""

@@ -69,6 +69,13 @@ class AnalysisOptions:
         if parts is not None:
             if "contributions" in parts and not has_source:
                 raise ArgumentError(f"part 'contributions': {NO_SOURCE}")
+            if "gradient" in parts and not has_labels:
+                raise ArgumentError("part 'gradient' is of the loss, and the batches have no labels")
+            if "ablation" in parts and not (has_labels or self.evaluate):
+                raise ArgumentError(
+                    "part 'ablation': the batches have no labels for a loss; pass evaluate (on the command line "
+                    "--evaluate with --task)"
+                )
             return parts, []
         missing: set[Part] = set() if has_source else {"contributions"}
         notes = []
@@ -78,7 +85,7 @@ class AnalysisOptions:
         if self.evaluate is None:
             missing.add("ablation")
             ways = ["pass evaluate", *["ask for the ablation"] * has_labels]
-            flags = ["--evaluate with --task", *["--parts ablation"] * has_labels]
+            flags = ["--evaluate with --task", *["--parts ablation, in a training --analyze_ablation"] * has_labels]
             notes.append(f"heads were not left out: {', or '.join(ways)} (on the command line {' or '.join(flags)})")
         return tuple(part for part in PARTS if part not in missing), notes
 

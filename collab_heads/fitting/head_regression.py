@@ -150,13 +150,15 @@ class HeadRegression:
 
         Returns:
             [H], float64: for every head the share of the site's output that is lost once it and all heads removed
-            before it are gone; 1 for the last one.
+            before it are gone; 1 for the last one. All are 0 where the output is.
         """
         whole, width = self.whole, len(self.scatter) // self.num_heads
+        if not whole:
+            return torch.zeros(self.num_heads, dtype=torch.float64)
         left, lost = list(range(self.num_heads)), 0.0
         inverse, weight = torch.linalg.inv(self.ridged(self.columns(left))), self.weight.clone()
         costs = torch.ones(self.num_heads, dtype=torch.float64)
-        while len(left) > 1 and whole:
+        while len(left) > 1:
             blocks = inverse.unflatten(0, (len(left), width)).unflatten(-1, (len(left), width))
             of_heads = blocks.diagonal(dim1=0, dim2=2).movedim(-1, 0)  # (heads left, d_v, d_v)
             parts = weight.unflatten(-1, (len(left), width)).movedim(1, 0).mT  # (heads left, d_v, D)

@@ -130,6 +130,9 @@ class Reconstruction(HeadCriterion):
         normalize: divide by the mean square of the site's output instead: all layers then weigh the same. Sites whose
             output is read at no single place (ALBERT's, which serve several layers) leave no other choice; then it is
             done for all.
+
+    Attributes:
+        are_of_stream: whether the last scores are shares of the variance of the stream.
     """
 
     name = "reconstruction"
@@ -138,16 +141,16 @@ class Reconstruction(HeadCriterion):
     def __init__(self, *, normalize: bool = False):
         if not isinstance(normalize, bool):
             raise ArgumentError(f"normalize must be True or False, not {normalize!r:.80}")
-        self.normalize = normalize
+        self.normalize, self.are_of_stream = normalize, not normalize
 
     def scores(self, model, sites, batches):
         """Score heads by `HeadRegression.removal_costs`."""
         fits = regressions(model, sites, batches, what="measuring heads")
         costs = {path: regression.removal_costs() for path, regression in fits.items()}
-        if not self.normalize and len(sites) > 1:
-            weights = stream_weights(model, sites, batches)
-            if weights.keys() == costs.keys():
-                costs = {path: each * fits[path].whole * weights[path] for path, each in costs.items()}
+        weights = {} if self.normalize else stream_weights(model, sites, batches)
+        self.are_of_stream = weights.keys() == costs.keys()
+        if self.are_of_stream:
+            costs = {path: each * fits[path].whole * weights[path] for path, each in costs.items()}
         return {path: each.float().cpu() for path, each in costs.items()}
 
 

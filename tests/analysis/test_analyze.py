@@ -159,6 +159,16 @@ def test_what_heads_write_orders_curves_where_every_site_has_it(name, both):
     assert "value_norm" in report.scores() and names == report.scores().keys() & {"value_zeroing", "contribution"}
 
 
+@pytest.mark.parametrize(
+    "name, said", [("bert", "a layer changes the residual stream"), ("albert", "the output of a layer changes")]
+)
+def test_what_the_cost_of_removal_is_a_share_of(name, said):
+    model = model_in(name)
+    report = analyze_heads(model, split(labelled(name, model)), exclude=[EOS], parts="reconstruction")
+    assert f"W_O refitted, {said} by" in str(report) and f"of its variance {said}." in report.to_html()
+    assert json.loads(report.to_json())["reconstruction_of_stream"] == (name == "bert")
+
+
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", ("bert", "marian"))
 def test_changed_models_and_json(name, change):
@@ -188,8 +198,8 @@ def test_without_labels_the_loss_is_left_out_and_that_is_said():
     report = analyze_heads(model, [inputs], exclude=[EOS])
     assert report.gradient is None and report.relevance is not None and report.contributions is not None
     assert any("gradient importance was not measured: the batches have no labels" in note for note in report.notes)
-    with refused(model, CalibrationError, "gives no loss"):
-        analyze_heads(model, [inputs], parts=("gradient",))
+    with refused(model, ArgumentError, "part 'gradient' is of the loss, and the batches have no labels"):
+        analyze_heads(model, [inputs], parts=("statistics", "gradient"))
 
 
 def test_a_model_that_cannot_lose_heads_gets_a_note_unless_the_cost_was_requested(monkeypatch):

@@ -48,11 +48,16 @@ def test_parts_that_model_and_data_allow(has_source, has_labels, evaluate, left_
             "heads were not left out: pass evaluate (on the command line --evaluate with --task)"
         )
         _, said = options(evaluate=None).choose(True, has_source)
-        assert "or ask for the ablation" in said[-1] and "or --parts ablation)" in said[-1]
+        assert "or ask for the ablation" in said[-1]
+        assert "or --parts ablation, in a training --analyze_ablation)" in said[-1]
 
 
 def test_parts_that_are_asked_for():
-    assert options(parts=("ablation",)).choose(False, False) == (("ablation",), [])
+    assert options(parts=("ablation",)).choose(True, False) == (("ablation",), [])
+    assert options(parts=("ablation",), evaluate=len).choose(False, False) == (("ablation",), [])
+    for part, said in (("gradient", "of the loss, and the batches have no labels"), ("ablation", "pass evaluate")):
+        with pytest.raises(ArgumentError, match=f"part '{part}'.*{said}"):
+            options(parts=("statistics", part)).choose(False, False)
     with pytest.raises(ArgumentError, match="only encoder-decoders"):
         options(parts=("contributions",)).choose(True, False)
     assert check_parts("roles") == ("roles",)

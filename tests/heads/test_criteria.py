@@ -3,9 +3,11 @@
 import pytest
 import torch
 from compressing import batches_of
+from model_runs import output
+from model_sizes import FP32_NOISE, HEADS
 from opening import layers_of
 
-from collab_heads import get_adapter, prune_heads
+from collab_heads import get_adapter, prune_heads, swap_to_gated
 from collab_heads.analysis import head_importance
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.criteria import Random, Reconstruction
@@ -44,6 +46,30 @@ def test_a_layer_that_writes_little_loses_its_heads_first(name):
     assert of_layer[first.path].max() == of_layer[second.path].max() == 1
     for site in (first, second):  # within a layer both rank alike
         torch.testing.assert_close(of_stream[site.path] / of_stream[site.path].max(), of_layer[site.path])
+
+
+def test_the_only_layer_has_a_stream_too():
+    """What all of its heads cost is the same share of the stream, whether other sites are measured or not."""
+    model, batches = FAMILIES["bert"].build().eval(), batches_of(FAMILIES["bert"], 4)
+    sites = layers_of(model).with_heads
+    together = Reconstruction().scores(model, sites, batches)
+    criterion = Reconstruction()
+    alone = criterion.scores(model, sites[:1], batches)
+    torch.testing.assert_close(alone[sites[0].path], together[sites[0].path])
+    assert criterion.are_of_stream and float(alone[sites[0].path].max()) < 0.5
+
+
+def test_heads_that_write_nothing_cost_nothing():
+    """Also where costs are shares of the site's own output."""
+    model, batches = FAMILIES["albert-groups"].build().eval(), batches_of(FAMILIES["albert-groups"], 4)
+    closed, *others = (site.path for site in layers_of(model).with_heads)
+    swap_to_gated(model, alive_heads={closed: [0] * HEADS, **{path: [1] * HEADS for path in others}})
+    scores = head_importance(model, batches, criterion="reconstruction")
+    assert scores[closed].tolist() == [0.0] * HEADS and all(float(scores[path].max()) == 1 for path in others)
+    expected = output(model, batches[0])
+    prune_heads(model, batches, keep=HEADS * len(others))
+    assert [site.path for site in layers_of(model).with_heads] == others
+    torch.testing.assert_close(output(model, batches[0]), expected, rtol=0, atol=FP32_NOISE)
 
 
 def test_layers_that_share_a_module_are_ranked_by_their_own_output():

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.analysis.measures.passes import Attention, Batch, Observer
+from collab_heads.analysis.measures.token_texts import token_texts
 from collab_heads.base.checks import check_count
 from collab_heads.errors import ArgumentError
 from collab_heads.running.batches import each_batch, sides, token_masks
@@ -94,12 +95,18 @@ def typical_sentences(model: PreTrainedModel, batches: Iterable[Mapping], number
         if model.config.is_encoder_decoder:
             masks = {"encoder": masks.get("encoder")}
         mask = next((mask for mask in masks.values() if mask is not None), None)
-        lengths = [0] * rows(inputs) if mask is None else mask.sum(1).tolist()  # without padding all are of one length
+        lengths = [width(inputs)] * rows(inputs) if mask is None else mask.sum(1).tolist()
         places += [(length, (index, row)) for row, length in enumerate(lengths)]
     places.sort()
     if len(places) > number:
         places = [places[math.ceil(len(places) * part / (number + 1)) - 1] for part in range(1, number + 1)]
     return [place for _, place in places]
+
+
+def width(inputs: Mapping) -> int:
+    """Return the length of the sentences of a batch without padding; 0 where it holds no ids."""
+    ids = inputs.get("input_ids")
+    return ids.shape[-1] if isinstance(ids, Tensor) else 0
 
 
 @dataclass(eq=False)
@@ -173,7 +180,7 @@ class AttentionExamples(Observer):
         sentence = ids[row].to(places.device)[places].tolist()
         if decodes and self.first_token is not None:
             sentence[0] = self.first_token  # what `Batch.ids` says there does not matter
-        return tuple(map(str, sentence if self.tokenizer is None else self.tokenizer.convert_ids_to_tokens(sentence)))
+        return token_texts(sentence, self.tokenizer)
 
 
 def where(mask: Tensor | None, row: int, length: int) -> Tensor:

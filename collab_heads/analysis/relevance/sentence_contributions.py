@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from collab_heads.analysis.measures.token_texts import token_texts
+
 
 def relevance_of_tokens(
     values: Tensor, positions: Sequence[int], states: Sequence[Tensor], last: Tensor | None = None
@@ -174,7 +176,7 @@ def of_sentence(relevance: Tensor, is_source: Tensor) -> SentenceContributions:
 def as_text(ids: tuple[int, ...], size: int, tokenizer: PreTrainedTokenizerBase | None) -> tuple[str, ...]:
     if not ids:
         return tuple(map(str, range(size)))
-    return tuple(map(str, ids if tokenizer is None else tokenizer.convert_ids_to_tokens(list(ids))))
+    return token_texts(ids, tokenizer)
 
 
 def as_tensor(values: Sequence) -> Tensor:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Table = tuple[list[str], list[list[str]]]
 NO_ROLE = "no role"
-MORE = "A row per head: print(report.to_string()); on the command line --all_heads"
+MORE = "A row per head: print(report.to_string()); of collab-heads analyze, --all_heads"
 
 
 def summary(report: HeadMeasurements) -> Table:

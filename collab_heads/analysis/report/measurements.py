@@ -44,6 +44,7 @@ class HeadMeasurements(Report):
         gradient: path -> [H], importance by gradients of the loss.
         reconstruction: path -> [H], the squared error once a head and those of its site that cost less are removed
             together, as a share of the variance of the residual stream, see `criteria.Reconstruction`.
+        reconstruction_of_stream: whether it is; else it is a share of that of the site's output.
         contributions: contributions of source and target to generated tokens, after the first kind of prefixes.
         compared_contributions: the same after other prefixes, and for other models.
         contribution_example: the contributions of the tokens of one sentence.
@@ -69,6 +70,7 @@ class HeadMeasurements(Report):
     relevance: HeadRelevance | None = None
     gradient: Scores | None = None
     reconstruction: Scores | None = None
+    reconstruction_of_stream: bool = True
     contributions: TokenContributions | None = None
     compared_contributions: ContributionComparison | None = None
     contribution_example: ContributionExample | None = None

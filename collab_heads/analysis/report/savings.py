@@ -25,9 +25,11 @@ class Cheap:
 
     Attributes:
         heads: the heads, each with its cost once it and the cheaper ones of its site are removed. The cheapest first.
+        of_stream: whether costs are shares of the variance of the residual stream, or of that of the layer's output.
     """
 
     heads: Sequence[tuple[Head, float]]
+    of_stream: bool
 
     def by_path(self) -> dict[str, list[int]]:
         """Return the heads as `prune_heads` takes them."""
@@ -44,7 +46,11 @@ class Cheap:
     @property
     def said(self) -> str:
         worst = percent(max(self.lost().values()))
-        return f"without them, W_O refitted, a layer changes the residual stream by {worst} of its variance at most"
+        return f"without them, W_O refitted, {what_changes(self.of_stream)} by {worst} of its variance at most"
+
+
+def what_changes(of_stream: bool) -> str:
+    return "a layer changes the residual stream" if of_stream else "the output of a layer changes"
 
 
 def percent(share: float) -> str:
@@ -67,7 +73,7 @@ def cheapest(report: HeadMeasurements, count: int | None = None) -> Cheap | None
         if len(chosen) < wanted and left[head.site.path] > 1:
             left[head.site.path] -= 1
             chosen.append((head, cost))
-    return Cheap(chosen)
+    return Cheap(chosen, report.reconstruction_of_stream)
 
 
 def fewer_heads(report: HeadMeasurements) -> list[tuple[int, float, float]]:
@@ -119,8 +125,8 @@ PLAN = ("python -m collab_heads compress MODEL \\", "    --data TEXT --plan")
 COMPRESS = ("python -m collab_heads compress MODEL \\", "    --data TEXT --budget 0.5 \\", "    --output_dir smaller")
 WITHOUT_COSTS = "What removal costs was not measured: ask for the part 'reconstruction'."
 FEWER = (
-    "With prune_heads(model, batches, keep=…), which refits W_O: by how much of its variance a layer changes the "
-    "residual stream. How much that changes what the model puts out differs by layer; a plan measures it."
+    "With prune_heads(model, batches, keep=…), which refits W_O: by how much of its variance {changes}. How much that "
+    "changes what the model puts out differs by layer; a plan measures it."
 )
 WITHOUT_PLAN = (
     "Fewer heads, narrower queries and keys, narrower values: what a budget of parameters, cache or time costs, a plan "
@@ -189,7 +195,7 @@ def price_html(report: HeadMeasurements, plan: CompressionPlan | None) -> str:
         parts.append(table_html(["heads kept", "share", metric], rows, "Price of fewer heads"))
     if fewer := fewer_heads(report):
         rows = [[str(kept), percent(mean), percent(most)] for kept, mean, most in fewer]
-        parts.append(paragraph(FEWER))
+        parts.append(paragraph(FEWER.format(changes=what_changes(report.reconstruction_of_stream))))
         parts.append(table_html(["heads kept", "changed on average", "at most"], rows, "Change by heads kept"))
     if plan is not None:
         of, curve = predicted(plan)

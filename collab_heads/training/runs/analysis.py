@@ -1,20 +1,23 @@
 """Measure and show the heads of a run's model, over its trainings and at its end."""
 
+from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from collab_heads.analysis.analyze import analyze_heads
+from collab_heads.analysis.measures.ablation import mean_loss
 from collab_heads.analysis.measures.head_scores import SAME, head_scores
 from collab_heads.analysis.measures.sentences import Sentences
 from collab_heads.analysis.measures.statistics import head_statistics
 from collab_heads.base.checks import check_choice
-from collab_heads.base.option_values import Metric, ReportPart
+from collab_heads.base.option_values import Metric
 from collab_heads.base.processes import agreed
 from collab_heads.base.report import portable_name
 from collab_heads.contract.registry import get_adapter, head_numbers
@@ -31,7 +34,6 @@ from collab_heads.training.runs.learner import Learner
 from collab_heads.training.storage.checkpoint import RESUME
 from collab_heads.training.storage.output import HISTORY, REPORT, STATISTICS
 
-ABLATION: tuple[ReportPart, ...] = ("statistics", "roles", "relevance", "gradient", "reconstruction", "ablation")
 RECORDS = 100  # of the gates, over a training
 
 
@@ -118,12 +120,11 @@ def save_report(learner: Learner, gate_history: HeadHistory | None) -> None:
         session.accelerator.print("no heads are left: there is nothing to report on them")
         return
     batches = list(shown_batches(learner))
-    ablation, prefixes = {}, getattr(args, "analyze_prefixes", None)  # a flag of translation alone
-    parts: tuple[ReportPart, ...] | None = None
-    if args.analyze_ablation:
-        parts = (*ABLATION, "contributions") if prefixes else ABLATION
-    if args.analyze_ablation not in (False, LOSS):
-        metric = args.analyze_ablation
+    metric = args.analyze_ablation
+    ablation: dict[str, Any] = {}
+    if metric == LOSS:
+        ablation = {"evaluate": lambda model: mean_loss(model, batches)}
+    elif metric:
         ablation = {
             "evaluate": lambda model: learner.measure(model)[metric],
             "metric": metric,
@@ -132,17 +133,22 @@ def save_report(learner: Learner, gate_history: HeadHistory | None) -> None:
     report = analyze_heads(
         learner.model,
         batches,
-        parts=parts,
         tokenizer=learner.tokenizer,
         treebank=treebank(args),
         exclude=learner.end_tokens,
         gate_history=gate_history,
-        prefixes=prefixes or "reference",
+        prefixes=getattr(args, "analyze_prefixes", None) or "reference",  # a flag of translation alone
         **ablation,
-        data=f"validation examples of {portable_name(str(learner.task))}",
+        data=f"validation examples of {described(args, learner.task)}",
     )
     session.accelerator.print(report)
     session.accelerator.print(f"report on the heads: {output.write_folder(REPORT, report.save)}")
+
+
+def described(args: Namespace, task: str | None) -> str:
+    """Return what the validation examples are of: the user's files, or a task."""
+    given = getattr(args, "validation_file", None) or getattr(args, "validation_dir", None) or str(task)
+    return " and ".join(portable_name(str(name)) for name in ([given] if isinstance(given, str | Path) else given))
 
 
 SERIES = "head_history.json"
@@ -206,7 +212,10 @@ class HeadWatch:
 
     def draw(self, exchanges: Mapping[str, Sequence[int]]) -> None:
         """Draw the history at the end of a run and print its folder; `exchanges`: as `history_curves` takes them."""
-        if self.history is None or (output := self.session.writes_to) is None:
+        if (output := self.session.writes_to) is None:
+            return
+        if self.history is None:
+            self.session.accelerator.print("no heads are left: there is no history of them")
             return
         self.write()  # a resumed run that had nothing left to do
         for measure in self.history.values:

@@ -86,6 +86,8 @@ def test_sentences_of_typical_lengths(name, lengths):
     if name == "gpt2":
         inputs.pop("attention_mask", None)
         assert typical_sentences(model, [inputs], 2) == [(0, 0), (0, 1)]
+        shorter = {"input_ids": inputs["input_ids"][:, :5]}  # two more of the median's length, behind
+        assert typical_sentences(model, [inputs, shorter], 1) == [(1, 2)]
         return
     batches = [inputs, {key: value[:2] for key, value in inputs.items()}]
     assert typical_sentences(model, batches, 0) == [] and typical_sentences(model, batches, 1) == [(0, 2)]

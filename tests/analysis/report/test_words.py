@@ -3,6 +3,7 @@
 import pytest
 from tokenizers_made import fast
 
+from collab_heads.analysis.measures.token_texts import BYTES, LETTERS, read_back, token_texts
 from collab_heads.analysis.report.page_data import shown
 from collab_heads.analysis.report.words import words_of
 
@@ -35,6 +36,29 @@ def test_every_kind_of_tokenizer_has_the_same_words(kind):
     found = words_of(tokens, [shown(token) for token in tokens])
     assert "<unk>" not in tokens and len(tokens) > len(WORDS) + 2
     assert found["texts"] == ["<s>", *WORDS, "</s>"]
+
+
+def test_letters_of_several_bytes_are_read_back():
+    """Words and punctuation of byte-level vocabularies are those of the text, in every script."""
+    text = "Müller sagt: „hallo“ … שלום, 东京!"
+    tokenizer = fast("byte-level BPE", [" ".join([text] * 9)])
+    ids = tokenizer(text)["input_ids"]
+    assert any("Ã¼" in token for token in tokenizer.convert_ids_to_tokens(ids))
+    tokens = token_texts(ids, tokenizer)
+    words = ["<s>", "Müller", "sagt", ":", "„", "hallo", "“", "…", "שלום", ",", "东京", "!", "</s>"]
+    assert words_of(tokens, [shown(token) for token in tokens])["texts"] == words
+
+
+def test_tokens_of_other_vocabularies_stay_as_they_are():
+    """Their letters stand for themselves, also those with which bytes are spelled; and so do pieces of letters."""
+    tokenizer = fast("WordPiece", ["an"])
+    tokenizer.add_tokens(["Ã¼"])
+    assert token_texts([len(tokenizer) - 1], tokenizer) == ("Ã¼",)
+    assert token_texts([7, 3], None) == ("7", "3")
+    spelled = "".join(map(LETTERS.get, "ü".encode()))
+    assert (read_back(spelled), read_back(spelled[0]), read_back("<▁>")) == ("ü", spelled[0], "<▁>")
+    assert read_back("Ġ" + spelled) == "Ġü" and read_back("Ċ") == "Ċ"
+    assert sorted(LETTERS) == [*range(256)] and len(BYTES) == 256
 
 
 def test_without_marks_nothing_is_known():

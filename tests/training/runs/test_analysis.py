@@ -1,6 +1,7 @@
 """--analyze in both scripts: what is reported, gates over training, what is refused before anything is written."""
 
 import json
+import re
 
 import pytest
 import scripts
@@ -69,7 +70,8 @@ def test_a_glue_run_with_an_ablation_and_a_treebank(bert, files, tmp_path):
     found = report_of(out)
     assert found["data"]["sentences"] == 41 and found["roles"]["sentences"] == 1
     assert found["ablation"]["metric"] == "loss" and set(found["curves"]) >= {"relevance", "gradient", "leave_one_out"}
-    assert found["contributions"] is None
+    assert found["worth"] is not None and found["contributions"] is None
+    assert re.fullmatch(r"validation examples of files\d+/validation\.csv", found["data"]["name"])
     assert found["statistics"]["excluded"] == [tiny.SPECIAL.index("[SEP]")]
 
 
@@ -82,6 +84,9 @@ def test_a_metric_without_each_head(marian, bilingual, tmp_path):
     results = translation_script.run(marian, bilingual, out, *more, "--analyze_ablation", "chrf")
     found = report_of(out)["ablation"]
     assert (found["metric"], found["higher_is_better"]) == ("chrf", True)
+    assert report_of(out)["worth"] is not None and report_of(out)["contributions"] is not None
+    named = r"validation examples of (bilingual\d+)/dev\.xx and \1/dev\.en"
+    assert re.fullmatch(named, report_of(out)["data"]["name"])
     assert found["original"] == pytest.approx(results["eval_chrf"], abs=0)
     without = [value for values in found["without"].values() for value in values]
     assert len(without) == 12 and len(set(without)) > 1

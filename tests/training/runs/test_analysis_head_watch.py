@@ -315,6 +315,14 @@ def test_a_damaged_series_in_a_checkpoint():
     assert analysis.HeadWatch(learner, None, None).history is None
 
 
+def test_a_run_without_heads_says_that_there_is_no_history(capsys, tmp_path):
+    accelerator = SimpleNamespace(print=print)
+    for output, said in ((tmp_path, "no heads are left: there is no history of them\n"), (None, "")):
+        learner = SimpleNamespace(session=SimpleNamespace(writes_to=output, accelerator=accelerator))
+        analysis.HeadWatch(learner, None, None).draw({})
+        assert capsys.readouterr().out == said
+
+
 def test_metrics_that_are_watched():
     assert analysis.watched_metrics(None) == ["confidence"]
     assert analysis.watched_metrics(HeadRotation(policy="hard", metric="l2")) == ["confidence", "output_distance"]
