@@ -9,6 +9,7 @@ from heads_by_hand import CHANGES, EOS, STEPS, ended, model_in
 from known_heads import TREEBANK, word_pieces
 from model_inputs import cast
 from model_sizes import HEADS
+from transformers import BertForQuestionAnswering
 from unchanged import assert_unchanged, refused, snapshot
 
 import collab_heads
@@ -200,6 +201,14 @@ def test_without_labels_the_loss_is_left_out_and_that_is_said():
     assert any("gradient importance was not measured: the batches have no labels" in note for note in report.notes)
     with refused(model, ArgumentError, "part 'gradient' is of the loss, and the batches have no labels"):
         analyze_heads(model, [inputs], parts=("statistics", "gradient"))
+
+
+def test_places_of_answers_are_labels():
+    model = BertForQuestionAnswering(model_in("bert").config)
+    inputs = {name: value for name, value in labelled("bert", model).items() if name != "labels"}
+    ends = dict.fromkeys(("start_positions", "end_positions"), torch.ones(len(inputs["input_ids"]), dtype=torch.long))
+    assert analyze_heads(model, [inputs | ends], exclude=[EOS], parts="gradient").gradient
+    assert analyze_heads(model, [inputs | ends], exclude=[EOS]).gradient
 
 
 def test_a_model_that_cannot_lose_heads_gets_a_note_unless_the_cost_was_requested(monkeypatch):
