@@ -345,6 +345,7 @@ def test_cache_elements(generator_family, kind, dim):
     # shared: R + H columns, rounded up; per_head: R / H rounded up to a multiple of 4, per head
     key = -(-(dim + extra) // ALIGNMENT) * ALIGNMENT if kind == "shared" else cached * (-(-dim // HEADS // 4) * 4)
     promised = {site.path: site.cache_after for site in report.sites}
+    assert not any(site.cache_before or site.cache_after for site in report.sites if site.role == "enc-self")
     for role, part in caches_of(cache).items():
         paths = [site.path for site in report.sites if site.role == role]
         for path, layer in zip(paths, part.layers, strict=True):

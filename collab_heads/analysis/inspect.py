@@ -133,7 +133,7 @@ def facts_of_site(site: OpenSite, open_heads: tuple[int, ...] | None) -> SiteFac
         open=open_heads,
         alphas=state.alphas,
         parameters=size.parameters,
-        cache=size.cache if site.role.startswith("dec") else 0,
+        cache=size.cache * site.site.is_cached,
     )
 
 

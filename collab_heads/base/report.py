@@ -50,9 +50,10 @@ def table_of(columns: Mapping[str, Cell], entries: Sequence[Any], closing: str =
 
 
 def cache_column(sites: Sequence[Any]) -> dict[str, Cell]:
-    """Return the column of elements cached per token, before and after; none unless decoders are among the sites."""
-    has_cache = any(site.cache_before and site.role.startswith("dec") for site in sites)
-    return {"cache/token": "{0.cache_before} -> {0.cache_after}"} if has_cache else {}
+    """Return the column of elements cached per token, before and after; none if nothing is cached."""
+    if not any(site.cache_before for site in sites):
+        return {}
+    return {"cache/token": lambda site: f"{site.cache_before} -> {site.cache_after}" if site.cache_before else "-"}
 
 
 def for_people(cost: float) -> str:

@@ -76,8 +76,8 @@ def make_replacement(
         output_error=refinement.error_after,
         parameters_before=counts[0],
         parameters_after=counts[1],
-        cache_before=before.cache,
-        cache_after=after.cache,
+        cache_before=before.cache * site.site.is_cached,
+        cache_after=after.cache * site.site.is_cached,
         seconds=time.perf_counter() - started,
     )
     if value_plan is not None and values is not None:

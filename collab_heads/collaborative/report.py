@@ -26,7 +26,7 @@ class SiteReport:
             after the refinement; None without refinement.
         parameters_before, parameters_after: parameters of the query/key projections; if values changed, including those
             of the value and output projections.
-        cache_before, cache_after: elements cached per token.
+        cache_before, cache_after: elements cached per token; 0 in encoders.
         seconds: time to fit the site.
         dim_value: width of the values over all value heads. It is None if values did not change, and so are all
             attributes below.
@@ -105,7 +105,7 @@ class SwapReport(Report):
             if rounded := [site for site in sites if site.dim != site.dim_asked]:
                 pairs = ", ".join(sorted({f"{site.dim_asked} to {site.dim}" for site in rounded}))
                 notes.append(f"note: {FITS[kind].width_rule}; rounded up: {pairs}")
-            if grown := [site for site in sites if site.cache_after > site.cache_before and cache_column([site])]:
+            if grown := [site for site in sites if site.cache_after > site.cache_before]:
                 more = f"{len(grown)} site(s) cache more per token than the original"
                 notes.append(f"note: {more}: {FITS[kind].cache_rule}")
         if rounded := [site for site in self.sites if site.dim_value != site.dim_value_asked]:

@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import transformers
@@ -15,7 +15,7 @@ from collab_heads.contract.registry import adapter_for_config, get_adapter
 from collab_heads.data.batches import Collate, check_room, chunked, longest_first, tokenize, with_padding
 from collab_heads.data.parallel import Pairs
 from collab_heads.errors import ArgumentError, LoadError, UnsupportedModelError
-from collab_heads.running.batches import longest_input
+from collab_heads.running.batches import longest_input, reads_texts
 from collab_heads.running.generation import generate_batches
 from collab_heads.running.translations import translations
 from collab_heads.saving.loading import check_device, class_of, load_named, load_or_explain, placed
@@ -33,8 +33,22 @@ class Loaded(NamedTuple):
     dtype: torch.dtype
 
 
+class LoadedOfAnyKind(NamedTuple):
+    """The same of a model that may read images or audio, and have no tokenizer."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    dtype: torch.dtype
+
+
 def load(args: Namespace) -> Loaded:
     """Load the model that the flags name."""
+    found = load_of_any_kind(args, needs_tokenizer=True)
+    return Loaded(found.model, cast(PreTrainedTokenizerBase, found.tokenizer), found.dtype)
+
+
+def load_of_any_kind(args: Namespace, *, needs_tokenizer: bool = False) -> LoadedOfAnyKind:
+    """Load the model that the flags name; one that reads no texts may have no tokenizer, unless it is needed."""
     device = getattr(args, "device", "cpu")
     check_device(device)
     remote = {"trust_remote_code": args.trust_remote_code}
@@ -49,10 +63,15 @@ def load(args: Namespace) -> Loaded:
             f"--data has two files, and {named.__name__} does not translate: give one, or both in a mixture, "
             f"with their weights ({names[0]}:1 {names[1]}:1)"
         )
-    tokenizer = load_tokenizer(args.model, remote)
+    tokenizer = None
+    try:
+        tokenizer = load_tokenizer(args.model, remote)
+    except ArgumentError:
+        if needs_tokenizer or named is AutoModel or reads_texts(named):
+            raise
     model = load_named(config, args.model, dtype=torch.float32, **({} if named is not AutoModel else remote))
     get_adapter(model)
-    return Loaded(placed(model, device), tokenizer, dtype)
+    return LoadedOfAnyKind(placed(model, device), tokenizer, dtype)
 
 
 def load_tokenizer(name: str, remote: Mapping) -> PreTrainedTokenizerBase:

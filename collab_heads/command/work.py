@@ -21,7 +21,17 @@ from collab_heads.base.extras import missing
 from collab_heads.base.report import portable_name
 from collab_heads.collaborative.report import SwapReport
 from collab_heads.collaborative.swap import swap_to_collaborative
-from collab_heads.command.inputs import Loaded, batches_of, calibration, check_class, chosen_sentences, generated, load
+from collab_heads.command.inputs import (
+    Loaded,
+    LoadedOfAnyKind,
+    batches_of,
+    calibration,
+    check_class,
+    chosen_sentences,
+    generated,
+    load,
+    load_of_any_kind,
+)
 from collab_heads.command.texts import drawn, read_data, read_others
 from collab_heads.compression.compress import compress
 from collab_heads.compression.compression_plan import CompressionPlan
@@ -48,7 +58,7 @@ from collab_heads.heads.prune import prune_heads
 from collab_heads.heads.report import FoldReport, PruneReport
 from collab_heads.plots.canvas import save_figure
 from collab_heads.saving.card import complete
-from collab_heads.saving.source_files import copy_modules
+from collab_heads.saving.source_files import OF_PROCESSORS, copy_files, copy_modules, source_of
 from collab_heads.sites.site import select_sites
 from collab_heads.training.options.changes import check_fit
 from collab_heads.training.options.heads import read_alive
@@ -280,7 +290,7 @@ def run_trim(args: Namespace) -> VocabularyReport:
 
 def run_fold(args: Namespace) -> FoldReport:
     """Fold the heads of a model, print and write the result, and return the report."""
-    loaded = load(args)
+    loaded = load_of_any_kind(args)
     check_class(loaded.model)
     report = fold_heads(loaded.model)
     print(report)
@@ -326,7 +336,7 @@ Report = CompressReport | DistillReport | SwapReport | PruneReport | FoldReport 
 
 def write_model(
     args: Namespace,
-    loaded: Loaded,
+    loaded: Loaded | LoadedOfAnyKind,
     name: str,
     report: Report,
     record: Mapping | None = None,
@@ -353,7 +363,10 @@ def write_model(
         copy_modules(Path(args.model), folder)
         model.save_pretrained(folder)
         complete(model.config, folder, report=said)
-        loaded.tokenizer.save_pretrained(folder)
+        if loaded.tokenizer is not None:
+            loaded.tokenizer.save_pretrained(folder)
+        elif (source := source_of(model.config)) is not None:
+            copy_files(source, folder, OF_PROCESSORS)
         write_json(folder / f"{name}.json", report.to_dict() if record is None else record)
         if more is not None:
             more(folder)

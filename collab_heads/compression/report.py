@@ -38,7 +38,7 @@ class CompressedSite:
             projection over all heads, and that of the "values" over all value heads. Of a feed-forward block: the
             number of "neurons".
         parameters_before, parameters_after: parameters of its projections.
-        cache_before, cache_after: elements cached per token.
+        cache_before, cache_after: elements cached per token; 0 in encoders.
         predicted_error: the predicted error of the model's output if only this site had changed.
         bits_before, bits_after: the bits of a weight.
     """

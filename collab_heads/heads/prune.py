@@ -129,8 +129,8 @@ def pruned(layers: OpenLayers, heads: Mapping | None, batches: Iterable[Mapping]
                 kept=left,
                 parameters_before=before.parameters,
                 parameters_after=after.parameters,
-                cache_before=before.cache,
-                cache_after=after.cache,
+                cache_before=before.cache * site.site.is_cached,
+                cache_after=after.cache * site.site.is_cached,
                 share_lost=refitted[site.path].share_lost if site.path in refitted else None,
             )
         )

@@ -121,7 +121,7 @@ class PrunedSite:
         heads_before, heads_after: number of heads.
         kept: the original numbers of the heads that are left.
         parameters_before, parameters_after: parameters of all four projections.
-        cache_before, cache_after: elements cached per token.
+        cache_before, cache_after: elements cached per token; 0 in encoders.
         share_lost: with calibration, the mean squared error of the site's output with the refitted W_O, as a share of
             the mean square of that output; None without.
     """

@@ -236,8 +236,9 @@ def head_rows(site: OpenSite, index: int, optimizer: torch.optim.Optimizer | Non
     """
     if site.is_swapped:
         raise ModelStateError(
-            f"{site.path} is collaborative: its query/key projection is one for all heads; rotate heads before "
-            "swap_to_collaborative (and before heads are removed that share key heads), or leave the site out"
+            f"{site.path} is collaborative, or has queries, keys or values of other widths: its heads stay in their "
+            "places; rotate heads before swap_to_collaborative (and before heads are removed that share key heads), or "
+            "leave the site out"
         )
     gates = gates_of(site.output)
     if gates is not None and alphas_of(site.output) is not None:

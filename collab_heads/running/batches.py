@@ -72,13 +72,13 @@ MODALITIES = {
 }
 
 
-def modalities(model: PreTrainedModel) -> dict[str, str]:
+def modalities(model: PreTrainedModel | type[PreTrainedModel]) -> dict[str, str]:
     """Return the modalities that a model reads, with the name of the input: CLIP texts and images, Whisper audio."""
     taken = inspect.signature(model.forward).parameters
     return {kind: name for kind, (names, _) in MODALITIES.items() for name in reversed(names) if name in taken}
 
 
-def reads_texts(model: PreTrainedModel) -> bool:
+def reads_texts(model: PreTrainedModel | type[PreTrainedModel]) -> bool:
     """Return True if a model reads texts, or only inputs whose names are not known here."""
     return not (read := modalities(model)) or "texts" in read
 

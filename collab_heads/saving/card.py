@@ -96,8 +96,10 @@ def loading(config: PretrainedConfig, name: str, encoder: str | None) -> list[st
         code = f"{encoder}(%s{'' if needs_import else ', trust_remote_code=True'})"
         more = "" if needs_import else "After `import collab_heads` it loads without `trust_remote_code=True`."
     else:
-        model = next((name for name in config.architectures or () if hasattr(transformers, name)), "AutoModel")
-        library, needs_import, code = "transformers", True, f"{model}.from_pretrained(%s)"
+        named = [name for name in config.architectures or () if str(name).isidentifier()]
+        model = next((name for name in named if hasattr(transformers, name)), named[0] if named else "AutoModel")
+        library = "transformers" if hasattr(transformers, model) else "your_package"  # whose class it is
+        needs_import, code = True, f"{model}.from_pretrained(%s)"
         auto = next((auto for auto, ours in autos.items() if ours.endswith(f".{model}")), None)
         more = f"`{auto}.from_pretrained(..., trust_remote_code=True)` needs no import." if auto else ""
     return [
@@ -210,7 +212,7 @@ def original_text(config: PretrainedConfig) -> str:
     """
     source = same_source(config)
     try:
-        card = read_text(own_file(source / README, source)) if source else ""
+        card = unix(read_text(own_file(source / README, source))) if source else ""
         text = ModelCard(card, ignore_metadata_errors=True).text if source else ""
     except Exception:  # no such file, or of YAML, huggingface_hub, encodings
         return ""
@@ -296,7 +298,7 @@ def completed(
     The text of the original stands below ours in a new card, and stays there. A sentence encoder is loaded by its class
     of sentence-transformers: `encoder`, or that of its source.
     """
-    owner = ModelCard(str(card)) if card is not None else ModelCard("---\n{}\n---\n" + title(config))
+    owner = ModelCard("---\n{}\n---\n" + title(config) if card is None else unix(str(card)))
     sections = {found["name"]: found["text"] for found in SECTIONS.finditer(owner.text)}
     text = SECTIONS.sub("\n\n", owner.text).strip("\n")
     if not is_changed(config) and trimmed_vocabulary(config) is None:
@@ -332,20 +334,25 @@ def complete(
     """Write or complete the card in a folder; for an unchanged model only our sections are removed."""
     file = folder / README
     try:
-        content = file.read_bytes().decode("utf-8") if file.exists() else None
+        content = file.read_bytes().decode("utf-8-sig") if file.exists() else None
         is_ours = is_changed(config) or trimmed_vocabulary(config) is not None
-        if not is_ours and (content is None or not SECTIONS.search(content)):
+        if not is_ours and (content is None or not SECTIONS.search(unix(content))):
             return
         if file.is_symlink():
             raise OutputError("it is a link, and what it leads to may be that of other models")
         ends = "\r\n" if content is not None and "\r\n" in content else "\n"
-        card = None if content is None else ModelCard(content.replace(ends, "\n"), ignore_metadata_errors=True)
+        card = None if content is None else ModelCard(unix(content), ignore_metadata_errors=True)
         if card is not None and is_generated(card):
             card = None
         text = str(completed(config, card, name, report, metrics, encoder=encoder_class(folder)))
         write_file(file, text.replace("\n", ends).encode("utf-8"))
     except Exception as error:  # of YAML, huggingface_hub, encodings, disks: a card never stops the weights
         logger.warning("%s cannot be completed as a model card, and is left as it is: %s", file, error)
+
+
+def unix(text: str) -> str:
+    """Return a text with the line ends that our sections have."""
+    return text.replace("\r\n", "\n")
 
 
 def is_generated(card: ModelCard) -> bool:

@@ -44,6 +44,11 @@ class AttentionSite:
         """The number of key/value heads."""
         return count_key_heads(self.num_heads, self.groups)
 
+    @property
+    def is_cached(self) -> bool:
+        """True if generation keeps its keys and values: those of a decoder."""
+        return self.role.startswith("dec")
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form, without entries that are None."""
         return {name: value for name, value in asdict(self).items() if value is not None}

@@ -31,8 +31,8 @@ def test_costs_are_written_out():
     ]
 
 
-@pytest.mark.parametrize(
-    "role, cached, shown", (("dec-self", 512, True), ("enc-self", 512, False), ("dec-ffn", 0, False))
-)
-def test_only_decoders_have_a_column_of_their_cache(role, cached, shown):
-    assert bool(cache_column([SimpleNamespace(role=role, cache_before=cached)])) is shown
+def test_only_what_is_cached_has_a_cache():
+    encoder, decoder = (SimpleNamespace(cache_before=cached, cache_after=cached // 2) for cached in (0, 512))
+    assert cache_column([encoder]) == {}
+    cell = cache_column([encoder, decoder])["cache/token"]
+    assert [cell(encoder), cell(decoder)] == ["-", "512 -> 256"]

@@ -8,12 +8,22 @@ import torch
 import translation_script
 from opening import gates_in, record_of
 from tokenizers_made import FEW, fast
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BertModel, GPT2Config, GPT2LMHeadModel
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    ViTImageProcessor,
+)
 
 import tiny
-from collab_heads import swap_to_alpha, swap_to_collaborative, swap_to_gated
+from collab_heads import prune_neurons, swap_to_alpha, swap_to_collaborative, swap_to_gated
 from collab_heads.errors import ArgumentError, DataError, ModelStateError, OutputError
 from collab_heads.sites.record import FIELD
+from families import FAMILIES
 
 QUICK = ("--refine_steps", "2", "--samples", "16")
 
@@ -182,3 +192,17 @@ def test_trim_writes_a_stock_checkpoint_with_its_tokenizer(bert, tmp_path, capsy
     with pytest.raises(ArgumentError, match="--keep and --min_count exclude each other"):
         commands.parse("trim", "not_read", "--data", texts, "--keep", 99, "--min_count", 2, "--output_dir", "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_fold_needs_no_tokenizer_of_a_model_of_images(tmp_path):
+    FAMILIES["bert"].build().save_pretrained(tmp_path / "bert")
+    with pytest.raises(ArgumentError, match="has no tokenizer"):
+        commands.run("fold", tmp_path / "bert", "--output_dir", tmp_path / "out")
+    model = FAMILIES["vit"].build()
+    prune_neurons(model, [FAMILIES["vit"].inputs()], keep=0.5)
+    model.save_pretrained(tmp_path / "vit")
+    ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(tmp_path / "vit")
+    commands.run("fold", tmp_path / "vit", "--output_dir", tmp_path / "out")
+    folded = AutoModelForImageClassification.from_pretrained(tmp_path / "out")
+    assert not hasattr(folded.config, "collab_heads")
+    assert AutoImageProcessor.from_pretrained(tmp_path / "out").size == {"height": 16, "width": 16}

@@ -71,7 +71,7 @@ def test_report():
     assert (second.heads_before, second.heads_after, second.kept) == (4, 3, (0, 2, 3))
     assert first.parameters_before == second.parameters_before == HEADS * PER_HEAD + WIDTH
     assert (first.parameters_after, second.parameters_after) == (WIDTH, 3 * PER_HEAD + WIDTH)
-    assert (first.cache_before, first.cache_after, second.cache_after) == (2 * WIDTH, 1, 6 * HEAD_WIDTH)
+    assert (first.cache_before, first.cache_after, second.cache_after) == (0, 0, 0)  # an encoder has none
     assert report.removed == 5
     assert (report.model_parameters_before, report.model_parameters_after) == (before, before - 5 * PER_HEAD)
     assert model.num_parameters() == before - 5 * PER_HEAD
@@ -97,7 +97,6 @@ def test_report_of_a_collaborative_model(kind):
         assert site.parameters_before == shapes[site.path] + outputs[site.path]
         parameters = [*module.parameters(), *projection.parameters()]
         assert site.parameters_after == sum(p.numel() for p in parameters) < site.parameters_before
-        assert site.cache_after == module.query_key.cache_width + site.heads_after * HEAD_WIDTH < site.cache_before
         assert record_of(model).sites[site.path].query_key == module.query_key.state
 
 

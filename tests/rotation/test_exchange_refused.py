@@ -76,7 +76,7 @@ def test_removed_heads():
 def test_collaborative_heads(kind):
     model = build("bert")
     change_queries(model, kind, None)
-    with refused(model, ModelStateError, BERT.format(0), "collaborative", "one for all heads"):
+    with refused(model, ModelStateError, BERT.format(0), "is collaborative, or has queries, keys or values of other"):
         rotate_heads(model, [GOOD])
 
 

@@ -124,14 +124,54 @@ def test_lines_end_as_the_owner_ends_them(tmp_path):
     assert file.read_bytes() == once.replace(b"\r\n", b"\n")
 
 
-def test_a_stock_model_again_keeps_only_what_is_the_owners(tmp_path):
-    (tmp_path / "README.md").write_text(OWN)
+ENDS = pytest.mark.parametrize("ends", ("\n", "\r\n"), ids=("LF", "CRLF"))
+
+
+def write(folder, ends):
+    """The owner's card."""
+    (folder / "README.md").write_bytes(OWN.replace("\n", ends).encode())
+
+
+@ENDS
+def test_a_stock_model_again_keeps_only_what_is_the_owners(ends, tmp_path):
+    write(tmp_path, ends)
     model = built(swap_to_gated)
     model.save_pretrained(tmp_path)
     fold_heads(model)
     model.save_pretrained(tmp_path)
     card = read(tmp_path)
-    assert card.text == "\n# Mine\n\nAbout it.\n" and card.data.tags == ["mine"]
+    assert card.text == "\n# Mine\n\nAbout it.\n".replace("\n", ends) and card.data.tags == ["mine"]
+
+
+@ENDS
+def test_sections_of_before_are_replaced_whatever_the_line_ends(ends, tmp_path):
+    """By `model_card`, and where a changed model is changed further and saved into another folder."""
+    write(tmp_path, ends)
+    model = built(shared)
+    model.save_pretrained(tmp_path)
+    pruned(model)
+    text = str(model_card(model, card=read(tmp_path)))
+    assert text.count("## Changed by") == 1 and "2 (4)" in text and "\r" not in text
+    model = pruned(loaded := BertForSequenceClassification.from_pretrained(tmp_path)) and loaded
+    model.save_pretrained(tmp_path / "new")
+    text = read(tmp_path / "new").text
+    assert text.count("## Changed by") == 1 and "2 (4)" in text and "About it." in text
+
+
+def test_a_mark_at_the_beginning_of_a_card_hides_no_metadata(tmp_path):
+    (tmp_path / "README.md").write_text("\ufeff" + OWN, encoding="utf-8")
+    built(shared).save_pretrained(tmp_path)
+    assert read(tmp_path).data.tags == ["mine", "collab-heads", "low-rank-attention"]
+
+
+def test_a_class_of_the_users_is_loaded_as_that():
+    """`AutoModel` would leave its head out; and a name that is none is not written into code."""
+    model = built(shared)
+    model.__class__ = type("MyBert", (BertForSequenceClassification,), {})
+    text = model_card(model).text
+    assert "from your_package import MyBert\n\nmodel = MyBert.from_pretrained(" in text
+    model.__class__ = type("x import y\nz", (BertForSequenceClassification,), {})
+    assert "from transformers import AutoModel\n" in model_card(model).text
 
 
 def test_a_title_of_ours_is_that_of_the_model_now(tmp_path):
