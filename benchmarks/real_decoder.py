@@ -6,8 +6,8 @@
 MODEL is the folder that `real_models.py` of the shared folder makes; it is read from four bits, so "the original" is
 the model of four bits. Nothing is trained but in "distilled". A draw is 64 pieces of 128 tokens of news (RTE's training
 sentences), and the seed of all that follows. "Twice as much news" has 128 pieces; "and its own" adds 64 texts that the
-model writes itself (`generate_batches`), "four times as many of both" takes 256 and 256. "Distilled" trains the latter
-for 200 steps on other texts of both kinds. Peers get the same pieces, and texts of its own where the row says so.
+model writes itself (`generate_batches`), "four times as many of both" takes 256 and 256. "And its own, distilled" trains
+the model of "and its own" for 200 steps on other texts of both kinds. Peers get the same pieces, and texts of its own where the row says so.
 Blocks beside each other are dropped by angular distance (Gromov et al., 2024), or anywhere by block influence
 (ShortGPT, Men et al., 2024); SliceGPT, ReplaceMe, FLAP, 2SSP and OSSCAR are in `slicegpt.py`, `decoder_peers.py` and
 `osscar.py`. Budgets are shares of the parameters of the layers, with what a method adds to them; "parameters" are those

@@ -49,7 +49,7 @@ def test_a_layer_that_writes_little_loses_its_heads_first(name):
 
 
 def test_the_only_layer_has_a_stream_too():
-    """What all of its heads cost is the same share of the stream, whether other sites are measured or not."""
+    """Its heads cost the same share of the stream, whether other sites are measured or not."""
     model, batches = FAMILIES["bert"].build().eval(), batches_of(FAMILIES["bert"], 4)
     sites = layers_of(model).with_heads
     together = Reconstruction().scores(model, sites, batches)

@@ -152,8 +152,9 @@ def test_sections_of_before_are_replaced_whatever_the_line_ends(ends, tmp_path):
     pruned(model)
     text = str(model_card(model, card=read(tmp_path)))
     assert text.count("## Changed by") == 1 and "2 (4)" in text and "\r" not in text
-    model = pruned(loaded := BertForSequenceClassification.from_pretrained(tmp_path)) and loaded
-    model.save_pretrained(tmp_path / "new")
+    loaded = BertForSequenceClassification.from_pretrained(tmp_path)
+    pruned(loaded)
+    loaded.save_pretrained(tmp_path / "new")
     text = read(tmp_path / "new").text
     assert text.count("## Changed by") == 1 and "2 (4)" in text and "About it." in text
 

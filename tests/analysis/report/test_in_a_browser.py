@@ -49,9 +49,9 @@ def test_filters_count_for_maps_and_table(page):
     page.click("#filters button")
     assert len(column(page, "head")) == len(everything)
     page.value("document.querySelector('#filters input').focus()")
-    number = everything[0]["number"]
-    page.type(f"enc-self layer 0 head {number}")
-    assert column(page, "head") == [str(number)]
+    (role, layer), number = site_of(page, everything[0]), everything[0]["number"]
+    page.type(f"{role} layer {layer} head {number}")
+    assert column(page, "head") == [str(number)] and column(page, "layer") == [str(layer)]
 
 
 def test_hovering_tells_the_numbers_and_shows_the_head_in_every_map(page):

@@ -379,7 +379,8 @@ def test_the_diagonal_learns_in_a_model_of_half_precision(cast_afterwards):
     if not cast_afterwards:
         model.bfloat16()
     swap_to_alpha(model)
-    model.bfloat16() if cast_afterwards else None
+    if cast_afterwards:
+        model.bfloat16()
     penalty = HeadPenalty(model, growth=GAMMA, growth_radius=1.0)
     optimizer = torch.optim.SGD(penalty.parameters(), lr=1e-5)
     penalty.total().backward()
