@@ -6,17 +6,18 @@
 MODEL is the folder that `real_models.py` of the shared folder makes; it is read from four bits, so "the original" is
 the model of four bits. Nothing is trained but in "distilled". A draw is 64 pieces of 128 tokens of news (RTE's training
 sentences), and the seed of all that follows. "Twice as much news" has 128 pieces; "and its own" adds 64 texts that the
-model writes itself (`generate_batches`), "four times as many of both" takes 256 and 256. "And its own, distilled" trains
-the model of "and its own" for 200 steps on other texts of both kinds. Peers get the same pieces, and texts of its own where the row says so.
-Blocks beside each other are dropped by angular distance (Gromov et al., 2024), or anywhere by block influence
-(ShortGPT, Men et al., 2024); SliceGPT, ReplaceMe, FLAP, 2SSP and OSSCAR are in `slicegpt.py`, `decoder_peers.py` and
-`osscar.py`. Budgets are shares of the parameters of the layers, with what a method adds to them; "parameters" are those
-of the whole model. The original uses one matrix for its tokens and for its output; SliceGPT needs two, which
-"parameters" shows and its budget does not. "Bits alone" changes no size: GPTQ on the same pieces, in blocks of 32 with
-a half-precision scale each; embeddings are rounded, to 8 bits unless the row says otherwise. In llama.cpp the weights
-are in types of its own quantiser, with an importance matrix from the same pieces (the packages llama-cpp-python and
-gguf), and perplexity is that of the engine. "Compress, in N MB" spends megabytes on width and on 8, 4 and 3 bits in one
-plan, with texts of its own. "MB" is the size of the weights, in float32 but for these rows.
+model writes itself (`generate_batches`), "four times as many of both" takes 256 and 256. "And its own, distilled"
+trains the model of "and its own" for 200 steps on other texts of both kinds. Peers get the same pieces, and texts of
+its own where the row says so. Blocks beside each other are dropped by angular distance (Gromov et al., 2024), or
+anywhere by block influence (ShortGPT, Men et al., 2024); SliceGPT, ReplaceMe, FLAP, 2SSP and OSSCAR are in
+`slicegpt.py`, `decoder_peers.py` and `osscar.py`. Budgets are shares of the parameters of the layers, with what a
+method adds to them; "parameters" are those of the whole model. The original uses one matrix for its tokens and for its
+output; SliceGPT needs two, which "parameters" shows and its budget does not. "Bits alone" changes no size: GPTQ on the
+same pieces, in blocks of 32 with a half-precision scale each; embeddings are rounded, to 8 bits unless the row says
+otherwise. In llama.cpp the weights are in types of its own quantiser, with an importance matrix from the same pieces
+(the packages llama-cpp-python and gguf), and perplexity is that of the engine. "Compress, in N MB" spends megabytes on
+width and on 8, 4 and 3 bits in one plan, with texts of its own. "MB" is the size of the weights, in float32 but for
+these rows.
 
 Perplexity per token, over 48 pieces of 128 tokens each: news (RTE's dev set), web pages and mail (UD English EWT),
 Python's documentation (of the version that runs this), and reviews of films (SST-2's dev set). Rows are kept as they
