@@ -7,18 +7,19 @@ r"""Spend a budget of megabytes on width and on bits, in one plan: all-MiniLM-L6
 A draw is 2,048 sentences, as many of each kind of `calibration.py`, and the seed of all that follows. Only "distilled"
 is trained, on its grids: 300 steps of 32 of 10,000 other such sentences, without labels. "compress, 8, 4 and 3 bits" is
 `compress(model, batches, "10MB", bits=(8, 4, 3))`; "trimmed" does so, in 5.5 MB, after `trim_vocabulary` has kept half
-of the tokens, by the sentences of all kinds that no task has, and is distilled from the original, which reads its own
-tokens; "bits alone" is the same with no part that becomes smaller (`parts=()`), and has no row for a size that three
-bits of all weights exceed. "8 bits", "4 bits" and "3 bits" put every weight and every embedding on one grid (GPTQ,
-embeddings rounded; `bits_alone.py`); "half of the layers, N bits" does so after `compress(model, batches, 0.5)`.
-"export, int8" is `export(model, folder, int8=True)` of the original to ONNX Runtime or OpenVINO; "layers in 8 bits"
-does so after `compress(model, batches, "10MB", bits=8, table_bits=(8, 4))`, whose layers all run in integers; "by time"
-gives the layers a fifth of their time in ONNX Runtime in float32, and the tables what is left of the size. ONNX Runtime
-and NNCF quantise the original, and run it in their own engine (`bits_of_peers.py`); those that take no data have one
-row. Megabytes (10^6 bytes) are those of all weights in a checkpoint, or in the file that a peer writes. Scores, flips
-and neighbours are those of `real_encoder.py`. The times of what runs in an engine are for 1 x 16 and 32 x 64 random
-tokens on one thread, in turns with the original in PyTorch, as a share of its time; they and the seconds are the
-processor's. Rows are kept as they come, in WORK/bytes.jsonl.
+of the tokens, by the sentences of all kinds that no task has; there "distilled" takes the trimmed original as the
+teacher, and "distilled from the original" the original, which reads its own tokens; "bits alone" is the same with no
+part that becomes smaller (`parts=()`), and has no row for a size that three bits of all weights exceed. "8 bits", "4
+bits" and "3 bits" put every weight and every embedding on one grid (GPTQ, embeddings rounded; `bits_alone.py`); "half
+of the layers, N bits" does so after `compress(model, batches, 0.5)`. "export, int8" is `export(model, folder,
+int8=True)` of the original to ONNX Runtime or OpenVINO; "layers in 8 bits" does so after `compress(model, batches,
+"10MB", bits=8, table_bits=(8, 4))`, whose layers all run in integers; "by time" gives the layers a fifth of their time
+in ONNX Runtime in float32, and the tables what is left of the size. ONNX Runtime and NNCF quantise the original, and
+run it in their own engine (`bits_of_peers.py`); those that take no data have one row. Megabytes (10^6 bytes) are those
+of all weights in a checkpoint, or in the file that a peer writes. Scores, flips and neighbours are those of
+`real_encoder.py`. The times of what runs in an engine are for 1 x 16 and 32 x 64 random tokens on one thread, in turns
+with the original in PyTorch, as a share of its time; they and the seconds are the processor's. Rows are kept as they
+come, in WORK/bytes.jsonl.
 """
 
 import argparse
@@ -110,14 +111,15 @@ def solved_by_time(draw: Draw, size: float, *, share: float) -> tuple[nn.Module,
     return model, {"seconds": before + time.process_time() - started}
 
 
-def distilled(draw: Draw, size: float, **options: object) -> tuple[nn.Module, dict]:
+def distilled(draw: Draw, size: float, *, untrimmed: bool = False, **options: object) -> tuple[nn.Module, dict]:
     """Solve a plan for a size, and distil the model on its grids."""
     model, more = solved(draw, size, **options)
+    teacher = draw.original if untrimmed else draw.encoder
     batches, options = draw.encoder.draw("mixed", UNLABELLED, draw.number), {"learning_rate": RATE, "seed": draw.number}
-    if draw.original is not draw.encoder:
-        options["original_batches"] = draw.original.draw("mixed", UNLABELLED, draw.number)
+    if untrimmed:
+        options["original_batches"] = teacher.draw("mixed", UNLABELLED, draw.number)
     started = time.process_time()
-    report = distill(model, draw.original.load(), batches, STEPS, **options)
+    report = distill(model, teacher.load(), batches, STEPS, **options)
     errors = [each.total(1.0) for each in (report.before, report.after)]
     return model, {"seconds": more["seconds"] + time.process_time() - started, "held out": errors}
 
@@ -169,6 +171,9 @@ METHODS |= {
 METHODS["layers in 8 bits by time, int8"] = functools.partial(METHODS["export, int8"], make=solved_by_time, share=SHARE)
 METHODS["layers in 8 bits, int8, distilled"] = functools.partial(METHODS["layers in 8 bits, int8"], make=distilled)
 METHODS |= {f"{TRIMMED}{name}": METHODS[name] for name in METHODS if name.startswith("compress")}
+METHODS[f"{TRIMMED}compress, 8, 4 and 3 bits, distilled from the original"] = functools.partial(
+    distilled, bits=BITS, untrimmed=True
+)
 METHODS |= PEERS
 SIZED = (*(name for name in METHODS if "and 3" in name or "layers in" in name), *WITH_SIZE)
 SERVED = (*(name for name in METHODS if "int8" in name), *PEERS)

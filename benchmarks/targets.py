@@ -119,8 +119,8 @@ TARGETS: dict[str, Target] = {
             'bytes.py --draws 0 --methods "compress, 8, 4 and 3 bits, distilled" --sizes 10 7.5',
             'bytes.py --draws 0 --methods "layers in 8 bits by time, int8" --sizes 10',
             'bytes.py --draws 0 --methods "layers in 8 bits, int8, distilled" --sizes 10',
-            'bytes.py --draws 0 --methods "trimmed, compress, 8, 4 and 3 bits" '
-            '"trimmed, compress, 8, 4 and 3 bits, distilled"',
+            'bytes.py --methods "trimmed, compress, 8, 4 and 3 bits" "trimmed, compress, 8, 4 and 3 bits, distilled" '
+            '"trimmed, compress, 8, 4 and 3 bits, distilled from the original"',
             f"bytes.py $MPNET --draws 0 --methods {PLANNED} --sizes 50",
             'bytes.py $MPNET --draws 0 --methods "export, int8" "ONNX Runtime, int8, by column"',
         ),
