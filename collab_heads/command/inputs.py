@@ -148,7 +148,7 @@ def own_translations(
         encoded(args, tokenizer, {"source": lines}, padding=True, truncation=True, max_length=most, return_tensors="pt")
         for lines in chunked(source, args.batch_size)
     )
-    return [text for texts in translations(model, tokenizer, batches, num_beams=1, max_length=most) for text in texts]
+    return [text for texts in translations(model, tokenizer, batches, most, num_beams=1) for text in texts]
 
 
 def chosen_sentences(

@@ -139,6 +139,34 @@ def with_padding(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -
     return tokenizer
 
 
+def with_tokens(columns: Mapping[str, list], tokenizer: PreTrainedTokenizerBase) -> dict[str, list]:
+    """Return encoded texts in which one without tokens is the padding token: models cannot read none.
+
+    Tokenizers that add no tokens of their own, such as GPT-2's, make none of an empty text.
+
+    Args:
+        columns: `input_ids` and so on, a list of numbers for each text.
+        tokenizer: has a padding token, see `with_padding`.
+    """
+    alone = {"input_ids": [tokenizer.pad_token_id], "attention_mask": [1]}
+    return {name: [row or alone.get(name, [0]) for row in rows] for name, rows in columns.items()}
+
+
+EIGHT = 8  # tokens, of which products in half precision take multiples
+
+
+def padding_multiple(precision: str, longest: int, limit: int | None) -> int:
+    """Return what lengths are rounded up to: in half precision 8, unless the model has too few positions; else 1.
+
+    Args:
+        precision: that of Accelerate: "no", "fp16", "bf16".
+        longest: tokens that an example may have.
+        limit: positions of the model; None without a limit.
+    """
+    padded = math.ceil(longest / EIGHT) * EIGHT
+    return EIGHT if precision != "no" and (limit is None or padded <= limit) else 1
+
+
 def padding_of(config: PretrainedConfig) -> int | None:
     """Return the padding token that the config of a model names, None where it names none."""
     return getattr(config.get_text_config(decoder=True), "pad_token_id", None)

@@ -11,7 +11,7 @@ from datasets import Dataset
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from collab_heads.base.progress import progress_bar
-from collab_heads.data.batches import check_room, longest_first
+from collab_heads.data.batches import check_room, longest_first, with_tokens
 from collab_heads.data.glue import Data
 from collab_heads.data.glue_tasks import LAYOUTS, Task
 from collab_heads.errors import ArgumentError
@@ -90,9 +90,11 @@ def encode(
 
     def tokenize(columns: Mapping[str, list]) -> dict[str, list]:
         texts = [columns[name] for name in data.task.texts]
-        encoded = tokenizer(*texts, truncation=True, max_length=max_length, padding="max_length" if pad else False)
+        encoded = with_tokens(tokenizer(*texts, truncation=True, max_length=max_length), tokenizer)
+        if pad:
+            encoded = dict(tokenizer.pad(encoded, padding="max_length", max_length=max_length))
         if "label" not in columns:
-            return dict(encoded)
+            return encoded
         return {**encoded, "labels": [labels.to_model(label) for label in columns["label"]]}
 
     encoded = {}
@@ -153,11 +155,12 @@ def submission_lines(task: Task, outputs: np.ndarray) -> list[str]:
 
     Args:
         task: classes are numbered, or spelt out where GLUE wants names; the user's own files always get names.
-        outputs: [N, classes] logits, or [N] scores. STS-B's are clipped to its scale, 0 to 5.
+        outputs: [N, classes] logits, or [N] scores. STS-B's are clipped to its scale, 0 to 5, and have three decimals.
     """
     if not task.labels:
-        scores = np.clip(outputs, 0.0, 5.0) if task.name == "stsb" else outputs
-        values = [f"{score:.3f}" for score in scores]
+        is_stsb = task.name == "stsb"
+        scores = np.clip(outputs, 0.0, 5.0) if is_stsb else outputs
+        values = [f"{score:.3f}" if is_stsb else f"{score:.7g}" for score in scores]  # all digits of float32
     else:
         names = task.labels if task.name is None or LAYOUTS[task.name].by_name else range(len(task.labels))
         values = [str(names[index]) for index in outputs.argmax(-1)]

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tqdm import tqdm
 from collab_heads.base.checks import shortened
 from collab_heads.data.glue_tasks import AX, DIAGNOSTIC, LAYOUTS, TASKS, Task
 from collab_heads.data.tables import Row, check_columns, read_table, read_tsv, text_of
-from collab_heads.errors import DataError
+from collab_heads.errors import ArgumentError, DataError
 
 
 @dataclass(frozen=True)
@@ -124,12 +124,14 @@ def from_files(
             label, are classes, too; more are a regression.
         skip_bad_rows: leave out rows with a wrong number of fields, but not in the test file.
         texts: the one or two columns of text; default: `sentence1` and `sentence2` where they exist, else the other
-            columns, without numbers of rows (`id`, `idx`, `index`, and what pandas calls them).
+            columns, without numbers of rows (`id`, `idx`, `index`, and what pandas calls them) and names of the labels.
     """
     files = {"train": train, "validation": validation} | ({"test": test} if test else {})
     tables = {split: read_table(path, skip_bad_rows and split != "test") for split, path in files.items()}
     labels = {split: labels_of(path, tables[split], label) for split, path in files.items() if split != "test"}
-    texts = tuple(texts or text_columns(train, tables["train"][0], label))
+    if label in (texts or ()):
+        raise ArgumentError(f"--text_columns: {label!r} holds the labels (--label_column): name columns of text")
+    texts = tuple(texts or text_columns(train, tables["train"], label))
     is_score = is_regression(labels["train"]) or is_regression([*labels["train"], *labels["validation"]])
     if not is_score and all(map(WHOLE.fullmatch, labels["train"])):
         labels = {split: list(map(without_fraction, column)) for split, column in labels.items()}
@@ -137,12 +139,13 @@ def from_files(
     if len(names) == 1:
         raise DataError(f"{train}: all examples have the label {names[0]!r}: there is nothing to learn")
     splits: dict[str, dict[str, list]] = {}
+    ours = ["label (text)" if name == "label" else name for name in texts]  # "label" holds the numbers of the classes
     for split, rows in tables.items():
         check_columns(files[split], rows, texts)
-        splits[split] = {name: texts_of(files[split], rows, name) for name in texts}
+        splits[split] = {name: texts_of(files[split], rows, theirs) for name, theirs in zip(ours, texts, strict=True)}
         if split != "test":
             splits[split]["label"] = parse_labels(files[split], labels[split], label, names)
-    task = Task(None, texts, tuple(names), "classification" if names else "regression")
+    task = Task(None, tuple(ours), tuple(names), "classification" if names else "regression")
     what = f"{len(names):,} classes ({shortened(names)})" if names else "a regression"
     tqdm.write(f"{train}: the text is in {' and '.join(map(repr, texts))}; {label!r} makes {what}")
     return Data(task, splits)
@@ -154,9 +157,11 @@ NUMBER = re.compile(r"[+-]?\d+([.,]\d*)?")
 FEW = 20  # whole numbers written with a fraction that are classes
 
 
-def text_columns(path: str | Path, columns: Collection[str], label: str) -> Sequence[str]:
+def text_columns(path: str | Path, rows: Sequence[Row], label: str) -> Sequence[str]:
     """Return the columns of text: `sentence1` and `sentence2`, or one or two without labels and numbers."""
-    others = [name for name in columns if name != label and not ROW_NUMBERS.fullmatch(name)]
+    others = [name for name in rows[0] if name != label and not ROW_NUMBERS.fullmatch(name)]
+    if len(others) > 1:
+        others = [name for name in others if not says_label(rows, name, label)]
     if named := [name for name in ("sentence1", "sentence2") if name in others]:
         return named
     if not others:
@@ -167,6 +172,12 @@ def text_columns(path: str | Path, columns: Collection[str], label: str) -> Sequ
             "the text with --text_columns"
         )
     return others
+
+
+def says_label(rows: Sequence[Row], column: str, label: str) -> bool:
+    """Return True if a column says the label again, as `label_text` does beside `label`: one text for each class."""
+    pairs = {(str(row.get(column)), str(row.get(label))) for row in rows}
+    return len(rows) > len(pairs) == len({text for text, _ in pairs}) == len({name for _, name in pairs})
 
 
 def texts_of(path: str | Path, rows: Sequence[Row], column: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from collab_heads.files.reading import read_bytes
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 DEEP = ("I", "F")  # beginnings of modes with more than 8 bits a channel
+# what a name of a file cannot have in a table; halves of characters stand for bytes that are not UTF-8
+NO_NAME = re.compile(r"[\t\r\n\ud800-\udfff]")
+DEEP_COLOURS = re.compile(r";16[BLN]")  # of the ways in which Pillow unpacks those of colours into modes with 8
 FILE, DIGEST = "file", "sha256"  # columns of a split, beside "label"
 
 
@@ -67,7 +71,7 @@ def class_folders(folder: Path) -> dict[str, list[Path]]:
     """Return class -> its images, sorted by name; hidden files and files of other types are ignored."""
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: expected one with a folder of images for every class")
-    visible = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
+    visible = visible_in(folder)
     if loose := [path for path in visible if path.suffix.lower() in SUFFIXES and path.is_file()]:
         raise DataError(f"{loose[0]} is of no class: put images into a folder for their class, {folder}/CLASS/")
     classes = {path.name: images_in(path) for path in visible if path.is_dir()}
@@ -76,9 +80,18 @@ def class_folders(folder: Path) -> dict[str, list[Path]]:
     return classes
 
 
+def visible_in(folder: Path) -> list[Path]:
+    """Return what is in a folder, sorted by name, without hidden files; raise DataError on names that are no text."""
+    paths = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
+    for path in paths:
+        if NO_NAME.search(path.name):
+            raise DataError(f"{str(path)!a}: its name is not UTF-8, or has a tab or a line break: rename it")
+    return paths
+
+
 def images_in(folder: Path) -> list[Path]:
     """Return the images of one class, sorted by name; raise DataError if there are none."""
-    paths = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
+    paths = visible_in(folder)
     if deeper := [path for path in paths if path.is_dir()]:
         raise DataError(f"{deeper[0]} is a folder inside a class: images lie in {folder} itself")
     images = [path for path in paths if path.suffix.lower() in SUFFIXES]
@@ -109,18 +122,27 @@ def decode(path: Path, content: bytes) -> Image.Image:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             image: Image.Image = Image.open(io.BytesIO(content))
+            is_deep = has_deep_channels(image)
             image.load()
+            upright = ImageOps.exif_transpose(image)
     except UnidentifiedImageError as error:
         raise DataError(f"{path} is not an image, or of a type that cannot be read ({len(content):,} bytes)") from error
     except Exception as error:  # each image format raises its own errors on damaged files
         raise DataError(f"{path} is a broken image: {error}") from error
-    if image.mode.startswith(DEEP):
-        raise DataError(f"{path} has more than 8 bits a channel (mode {image.mode}): save it with 8")
-    image = ImageOps.exif_transpose(image)
-    if not image.has_transparency_data:
-        return image.convert("RGB")
-    image = image.convert("RGBA")
+    if is_deep:
+        raise DataError(f"{path} has more than 8 bits a channel: save it with 8")
+    if not upright.has_transparency_data:
+        return upright.convert("RGB")
+    image = upright.convert("RGBA")
     return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+
+
+def has_deep_channels(image: Image.Image) -> bool:
+    """Return True if an image that is opened, and not loaded, has more than 8 bits a channel; colours lose theirs."""
+    ways = [(tile[0], tile[3]) for tile in getattr(image, "tile", ())]
+    deep_colours = any(DEEP_COLOURS.search(str(arguments)) for _, arguments in ways)
+    largest = [arguments[1] for codec, arguments in ways if codec.startswith("ppm") and isinstance(arguments, tuple)]
+    return image.mode.startswith(DEEP) or deep_colours or any(value > 255 for value in largest)
 
 
 PIXELS, AXIS = "pixel_values", -1  # [B, channels, height, width]: the axis that a mirror turns round

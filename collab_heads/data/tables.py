@@ -38,9 +38,12 @@ def read_tsv(path: Path, header: Sequence[str] | None = None, skip_bad_rows: boo
     Returns:
         A dict of strings per row.
     """
-    lines = enumerate(read_text(path).split("\n"), 1)
-    rows = [(number, line.rstrip("\r").split("\t")) for number, line in lines if line.strip("\r\t ")]
+    lines = [line.rstrip("\r") for line in read_text(path).split("\n")]
+    full = [number for number, line in enumerate(lines) if line.strip("\t ")]
+    rows = [(number + 1, lines[number].split("\t")) for number in range(full[0], full[-1] + 1)]
     columns = check_header(path, header or rows.pop(0)[1])
+    # a blank line is a row where one empty text makes one: rows of test files are numbered
+    rows = [(number, row) for number, row in rows if len(row) == len(columns) or "".join(row).strip(" ")]
     bad = [(number, row) for number, row in rows if len(row) != len(columns)]
     if bad and (not skip_bad_rows or len(bad) == len(rows)):
         number, row = bad[0]
@@ -55,7 +58,7 @@ def read_tsv(path: Path, header: Sequence[str] | None = None, skip_bad_rows: boo
 
 def read_csv(path: Path) -> list[Row]:
     """Read a file of values that commas, semicolons or tabs separate (RFC 4180), with a header line."""
-    text = read_text(path)
+    text = read_text(path).rstrip("\r\n")
     separator = delimiter(text.lstrip().partition("\n")[0])
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     columns: list[str] | None = None
@@ -67,6 +70,8 @@ def read_csv(path: Path) -> list[Row]:
                 columns = list(check_header(path, cells)) if cells else None
             elif len(cells) == len(columns):
                 rows.append(dict(zip(columns, cells, strict=True)))
+            elif len(columns) == 1 and not cells:  # as in `read_tsv`
+                rows.append({columns[0]: ""})
             elif cells:
                 raise DataError(
                     f"{path}, line {reader.line_num}: {len(cells)} fields, expected {len(columns)} "

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import sacrebleu
 import torch
@@ -141,7 +142,8 @@ def translate(
     collate: Callable,
     tokenizer: PreTrainedTokenizerBase,
     size: int,
-    **settings,
+    most: int,
+    **settings: Any,
 ) -> list[str]:
     """Translate all examples, in their order, on every process.
 
@@ -152,13 +154,14 @@ def translate(
         collate: a list of examples -> a batch.
         tokenizer: of the target.
         size: sentences at a time on one process.
-        **settings: of `generate`, such as `num_beams`, `length_penalty`, `max_length`, `forced_bos_token_id`.
+        most: tokens of a translation at most, the end token included.
+        **settings: of `generate`, such as `num_beams` and `length_penalty`.
     """
     batches = longest_first([len(ids) for ids in examples["input_ids"]], size)
     share = batches[accelerator.process_index :: accelerator.num_processes]
     shown = progress_bar(share, desc="translating", disable=not accelerator.is_main_process)
     batched = (collate([{"input_ids": examples[i]["input_ids"]} for i in indices]) for indices in shown)
-    found = translations(model, tokenizer, batched, **settings)
+    found = translations(model, tokenizer, batched, most, **settings)
     numbered = [pair for indices, texts in zip(share, found, strict=True) for pair in zip(indices, texts, strict=True)]
     if accelerator.num_processes > 1:
         numbered = gather_object(numbered)

@@ -1,6 +1,5 @@
 """The tasks of `evaluate`, a class each: what its data holds, what a model answers, and how answers are scored."""
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -111,9 +110,7 @@ class Translation(Task):
         found = [""] * len(self)
         for group, batch in self.batches(model, tokenizer, self.columns[0]):
             inputs = {name: value for name, value in batch.items() if name != "token_type_ids"}
-            config = copy.deepcopy(model.generation_config)
-            config.max_length, config.max_new_tokens = most_tokens(model, inputs), None
-            (texts,) = translations(model, tokenizer, [inputs], generation_config=config)
+            (texts,) = translations(model, tokenizer, [inputs], most_tokens(model, inputs) - 1)  # without the start
             for row, text in zip(group, texts, strict=True):
                 found[row] = text
         return found

@@ -32,18 +32,22 @@ def generate(model: PreTrainedModel, batch: Mapping, **settings: Any) -> Any:
 
 
 def translations(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batches: Iterable[Mapping], **settings: Any
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batches: Iterable[Mapping], most: int, **settings: Any
 ) -> list[list[str]]:
-    """Return the translations of the texts of each batch, without sampling, in evaluation mode.
+    """Return one translation of each text of each batch, without sampling, in evaluation mode.
+
+    What the generation config of the model says of lengths and numbers of translations does not count.
 
     Args:
         model: translates; every module's mode is restored.
         tokenizer: of the target.
         batches: `input_ids` and `attention_mask`.
-        **settings: of `generate`, such as `num_beams` and `max_length`.
+        most: tokens of a translation at most, the end token included.
+        **settings: of `generate`, such as `num_beams`.
     """
     with evaluating(model):
-        written = (generate(model, batch, do_sample=False, **settings) for batch in batches)
+        settings |= {"do_sample": False, "num_return_sequences": 1, "max_new_tokens": most, "max_length": None}
+        written = (generate(model, batch, **settings) for batch in batches)
         return [tokenizer.batch_decode(ids, skip_special_tokens=True) for ids in written]
 
 

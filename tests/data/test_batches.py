@@ -5,10 +5,25 @@ import torch
 from transformers import AutoTokenizer, BertConfig, LlamaConfig
 
 import tiny
-from collab_heads.data.batches import longest_first, share_of_process, shuffled_steps, token_steps, with_padding
+from collab_heads.data.batches import (
+    longest_first,
+    padding_multiple,
+    share_of_process,
+    shuffled_steps,
+    token_steps,
+    with_padding,
+)
 from collab_heads.errors import ArgumentError
 
 LENGTHS = [(7 * i) % 31 for i in range(205)]
+
+
+@pytest.mark.parametrize(
+    "precision, longest, limit, expected",
+    (("no", 60, None, 1), ("bf16", 60, None, 8), ("bf16", 60, 64, 8), ("fp16", 60, 60, 1), ("bf16", 56, 56, 8)),
+)
+def test_half_precision_pads_to_multiples_that_the_model_can_read(precision, longest, limit, expected):
+    assert padding_multiple(precision, longest, limit) == expected
 
 
 @pytest.mark.parametrize("lengths", (None, LENGTHS))

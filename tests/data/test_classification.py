@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     BertConfig,
     DataCollatorWithPadding,
+    PreTrainedTokenizerFast,
 )
 
 import tiny
@@ -38,6 +42,20 @@ OTHER = {"CONTRADICTION": 0, "neutral": 1, "Entailment": 2}
 def config(label2id=None, **more):
     named = {"label2id": label2id, "id2label": {i: name for name, i in label2id.items()}} if label2id else {}
     return BertConfig(**named, **more)
+
+
+def test_a_text_without_tokens_is_read_as_padding():
+    """Tokenizers without tokens of their own, such as GPT-2's, make none of an empty text."""
+    words = Tokenizer(WordLevel({"a": 0, "b": 1, "[pad]": 2}, unk_token="b"))
+    words.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[pad]")
+    data = Data(Task(None, ("text",), (), "regression"), {"test": {"text": ["a b a", "", "b"]}})
+    labels = Labels(())
+    rows = encode(data, tokenizer, labels, 4, pad=False)["test"].to_dict()
+    assert rows["input_ids"] == [[0, 1, 0], [2], [1]] and rows["attention_mask"] == [[1, 1, 1], [1], [1]]
+    rows = encode(data, tokenizer, labels, 4, pad=True)["test"].to_dict()
+    assert rows["input_ids"] == [[0, 1, 0, 2], [2] * 4, [1, 2, 2, 2]]
+    assert rows["attention_mask"] == [[1, 1, 1, 0], [1, 0, 0, 0], [1, 0, 0, 0]]
 
 
 def test_labels_follow_a_checkpoint_that_knows_them_in_another_order():

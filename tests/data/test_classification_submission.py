@@ -49,7 +49,8 @@ def test_own_tasks_get_their_own_names_and_scores_as_they_are():
     words = Task(None, ("text",), ("bad", "good"), "classification")
     assert submission_lines(words, LOGITS)[1:] == ["0\tbad", "1\tgood", "2\tgood"]
     numbers = Task(None, ("text",), (), "regression")
-    assert submission_lines(numbers, np.array([-7.25, 9.0]))[1:] == ["0\t-7.250", "1\t9.000"]
+    assert submission_lines(numbers, np.array([-7.25, 9.0]))[1:] == ["0\t-7.25", "1\t9"]
+    assert submission_lines(numbers, np.array([0.00012345678], dtype=np.float32))[1:] == ["0\t0.0001234568"]
     assert submission_name(words, "test") == "predictions.tsv"
 
 

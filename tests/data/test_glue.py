@@ -7,7 +7,7 @@ import pytest
 import tiny
 from collab_heads.data.glue import Data, from_files, from_folder, from_hub
 from collab_heads.data.glue_tasks import AX, LAYOUTS, TASKS
-from collab_heads.errors import DataError
+from collab_heads.errors import ArgumentError, DataError
 
 # The header lines of the files that gluebenchmark.com serves: train, and test where it differs by more than the label.
 MNLI = (
@@ -265,6 +265,25 @@ def test_a_test_file_needs_no_labels(tmp_path):
     assert list(data.splits) == ["train", "validation", "test"]
     with pytest.raises(DataError, match=r"test\.csv has no column 'sentence2'"):
         from_files(*write_files(tmp_path, train, test=[{"sentence1": "x"}]))
+
+
+def test_a_text_may_stand_in_a_column_named_label(tmp_path):
+    rows = [{"label": f"text {i}", "gold": name} for i, name in enumerate(("bad", "good", "bad"))]
+    data = from_files(*write_files(tmp_path, rows), label="gold")
+    (column,) = data.task.texts
+    assert data.splits["train"] == {column: ["text 0", "text 1", "text 2"], "label": [0, 1, 0]}
+    with pytest.raises(ArgumentError, match="--text_columns: 'gold' holds the labels"):
+        from_files(*write_files(tmp_path, rows), label="gold", texts=["label", "gold"])
+
+
+@pytest.mark.parametrize("label, again", (("label", "label_text"), ("label_text", "label")))
+def test_a_column_that_says_the_label_again_is_no_text(label, again, tmp_path):
+    """So that no answer stands in the input."""
+    rows = [{"text": f"t {i}", "label": i % 2, "label_text": ("no", "yes")[i % 2]} for i in range(5)]
+    assert from_files(*write_files(tmp_path, rows), label=label).task.texts == ("text",)
+    assert from_files(*write_files(tmp_path, rows), label=label, texts=[again]).task.texts != ("text",)
+    rows[0]["label_text"] = "yes"
+    assert len(from_files(*write_files(tmp_path, rows), label=label).task.texts) == 2
 
 
 def test_the_texts_are_sentence1_and_2_or_the_first_other_columns(tmp_path):

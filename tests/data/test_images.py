@@ -1,6 +1,9 @@
 """Images in class folders: what is read, how, and what is refused before training."""
 
+import os
 import random
+import struct
+import zlib
 from pathlib import Path
 
 import image_script
@@ -84,6 +87,51 @@ def deep(folder: Path) -> None:
     Image.new("I;16", (4, 4)).save(folder / "disc" / "000.png")
 
 
+def png(channels: int, colour: int, bits: int) -> bytes:
+    """A picture of 4 by 4, which Pillow does not write with 16 bits."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    rows = 4 * (b"\0" + bytes(4 * channels * bits // 8))
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 4, 4, bits, colour, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+COLOURS = {"RGB": (3, 2), "LA": (2, 4), "RGBA": (4, 6)}  # channels, and PNG's number
+
+
+@pytest.mark.parametrize("name", COLOURS)
+def test_colours_of_16_bits_are_refused(name, tmp_path):
+    """Pillow reads them into 8 without a word."""
+    (tmp_path / "8.png").write_bytes(png(*COLOURS[name], 8))
+    assert read_image(tmp_path / "8.png").size == (4, 4)
+    (tmp_path / "16.png").write_bytes(png(*COLOURS[name], 16))
+    with pytest.raises(DataError, match=r"16\.png has more than 8 bits a channel"):
+        read_image(tmp_path / "16.png")
+
+
+def test_of_other_types_the_depth_is_known_too(tmp_path):
+    (tmp_path / "8.ppm").write_bytes(b"P6\n2 2\n100\n" + bytes(12))
+    Image.new("RGB", (300, 2)).save(tmp_path / "wide.bmp")
+    masks = struct.pack("<III", 0xF800, 0x07E0, 0x001F)  # 16 bits for all three colours
+    header = struct.pack("<2sIHHI IiiHHIIiiII", b"BM", 70, 0, 0, 66, 40, 2, 1, 1, 16, 3, 4, 0, 0, 0, 0)
+    (tmp_path / "565.bmp").write_bytes(header + masks + bytes(4))
+    for name, size in (("8.ppm", (2, 2)), ("wide.bmp", (300, 2)), ("565.bmp", (2, 1))):
+        assert read_image(tmp_path / name).size == size
+    (tmp_path / "16.ppm").write_bytes(b"P6\n2 2\n65535\n" + bytes(24))
+    with pytest.raises(DataError, match=r"16\.ppm has more than 8 bits a channel"):
+        read_image(tmp_path / "16.ppm")
+
+
+def bad_exif(folder: Path) -> None:
+    Image.new("RGB", (4, 4)).save(folder / "disc" / "000.png", exif=b"Exif\0\0zz*\0\x08")
+
+
+def bytes_as_name(folder: Path) -> None:
+    os.rename(folder / "disc" / "000.png", os.fsencode(folder / "disc") + b"/caf\xe9.png")
+
+
 def one_more(folder: Path) -> None:
     (folder / "x").mkdir()
     image_script.draw("disc", random.Random(0)).save(folder / "x" / "a.png")
@@ -96,7 +144,10 @@ BROKEN = {
         r"disc/000\.png is not an image, .*\(0 bytes\)",
     ),
     "text": (lambda f: (f / "disc" / "000.png").write_text("hello"), r"disc/000\.png is not an image, .*\(5 bytes\)"),
-    "16 bits": (deep, r"disc/000\.png has more than 8 bits a channel \(mode I(;16)?\): save it with 8"),
+    "16 bits": (deep, r"disc/000\.png has more than 8 bits a channel: save it with 8"),
+    "bad EXIF": (bad_exif, r"disc/000\.png is a broken image"),
+    "not UTF-8": (bytes_as_name, r"disc/caf\\udce9\.png': its name is not UTF-8"),
+    "tab": (lambda f: (f / "disc" / "000.png").rename(f / "disc" / "a\tb.png"), r"disc/a\\tb\.png': its name"),
     "empty class": (empty, r"line: the class has no images \(.png"),
     "class of texts": (only_text, r"line: the class has no images .*; it has 1 other file\(s\), such as notes\.txt"),
     "one class": (one_class, r"all images are of the class 'disc'"),

@@ -71,6 +71,22 @@ def test_tsv_blank_lines_at_the_end_are_no_rows(end, write):
     assert read_tsv(write("a\tb\n1\t2" + end)) == [{"a": "1", "b": "2"}]
 
 
+@pytest.mark.parametrize("reader", (read_tsv, read_csv))
+@pytest.mark.parametrize("end", ("\n", "\r\n"))
+def test_a_blank_line_of_one_column_is_an_empty_text(reader, end, write):
+    """Predictions are numbered as the rows of the file are."""
+    path = write(end.join(("", "text", "good", "", "bad", "", "", "")))
+    assert [row["text"] for row in reader(path)] == ["good", "", "bad"]
+
+
+def test_tsv_rows_of_empty_fields_are_rows(write):
+    assert read_tsv(write("a\tb\n1\t2\n\t\n\n3\t4\n\t\n")) == [
+        {"a": "1", "b": "2"},
+        {"a": "", "b": ""},
+        {"a": "3", "b": "4"},
+    ]
+
+
 def test_tsv_rows_of_a_wrong_length_are_refused_or_skipped(write, capsys):
     path = write("a\tb\n1\t2\n3\n4\t5\t6\n7\t8\n")
     refused(read_tsv, path, "row 3: 1 fields, expected 2 (a, b)", "2 such rows", "--skip_bad_rows")

@@ -145,6 +145,7 @@ class Echo:
 
 
 def test_translate_keeps_the_order_and_the_modes():
+    """What the model's own generation config says of lengths and numbers of translations does not count."""
     net = tiny.model("marian", dropout=0.5).train()
     net.model.decoder.eval()
     modes = {name: module.training for name, module in net.named_modules()}
@@ -152,16 +153,16 @@ def test_translate_keeps_the_order_and_the_modes():
     rows = [torch.randint(2, 88, (n,), generator=generator).tolist() for n in lengths]
     examples = Dataset.from_dict({"input_ids": rows, "labels": [[2]] * 7})
     accelerator = Accelerator(cpu=True)
-    settings = {"num_beams": 3, "max_length": 8, "length_penalty": 0.7}
-    found = translate(accelerator, net, examples, Collate(net, 89), Echo(), 3, **settings)
+    settings = {"num_beams": 3, "length_penalty": 0.7}
+    net.generation_config.update(max_new_tokens=2, num_return_sequences=2, num_beams=2)
+    found = translate(accelerator, net, examples, Collate(net, 89), Echo(), 3, 7, **settings)
     assert {name: module.training for name, module in net.named_modules()} == modes
     net.eval()
-    alone = [
-        Echo().batch_decode(net.generate(torch.tensor([row]), do_sample=False, **settings), True)[0] for row in rows
-    ]
+    settings |= {"do_sample": False, "max_new_tokens": 7, "num_return_sequences": 1}
+    alone = [Echo().batch_decode(net.generate(torch.tensor([row]), **settings), True)[0] for row in rows]
     assert found == alone
     assert len(set(alone)) > 3
-    greedy = translate(accelerator, net, examples, Collate(net, 89), Echo(), 3, num_beams=1, max_length=8)
+    greedy = translate(accelerator, net, examples, Collate(net, 89), Echo(), 3, 7, num_beams=1)
     assert greedy != found
 
 

@@ -53,7 +53,7 @@ class TrainingSteps:
         whole = int(self.num_epochs)
         rest = self.num_epochs - whole
         steps = sum(len(self.of_epoch(epoch)) for epoch in range(whole))
-        return steps + (math.ceil(rest * len(self.of_epoch(whole))) if rest else 0)
+        return steps + (math.ceil(round(rest * len(self.of_epoch(whole)), 6)) if rest else 0)  # 1.1 - 1 is above 0.1
 
     def position(self, done: int) -> tuple[int, int]:
         """Return the epoch, from 0, of the step after `done` steps, and how many steps of that epoch precede it."""

@@ -61,6 +61,7 @@ class Hooks:
         look_every: optimizer steps, or "epoch".
         loss: (model, batch) -> the mean loss of the batch; by default the model's own.
         stop: () -> whether the training ends before its last step; called after evaluations, and on resuming.
+        steps_before: optimizer steps that the trainings before took, after which trackers count these.
     """
 
     collate: Callable[[list], Mapping[str, Tensor]]
@@ -77,6 +78,7 @@ class Hooks:
     look_every: int | str | None = None
     loss: Loss = model_loss
     stop: Callable[[], bool] | None = None
+    steps_before: int = 0
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ class Training:
         loss_before: float | None = 0.0
         if resume is not None:
             loss_before = self.resume(*resume)
-        self.losses = Losses(accelerator, args.logging_steps, phase, self.total, loss_before)
+        self.losses = Losses(accelerator, args.logging_steps, phase, self.total, hooks.steps_before, loss_before)
         self.clock = Clock()
         main = accelerator.is_main_process
         self.bar = progress_bar(total=self.total, initial=self.done, desc="training", disable=not main, leave=True)
@@ -317,14 +319,24 @@ class Losses:
         every: steps between two records.
         phase: of the run.
         total: steps of the phase.
+        steps_before: steps of the phases before.
         before: the `state` at the checkpoint from which the phase is resumed; None if that does not record it.
     """
 
-    def __init__(self, accelerator: Accelerator, every: int, phase: int, total: int, before: float | None = 0.0):
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        every: int,
+        phase: int,
+        total: int,
+        steps_before: int = 0,
+        before: float | None = 0.0,
+    ):
         self.accelerator = accelerator
         self.every = every
         self.phase = phase
         self.total = total
+        self.steps_before = steps_before
         self.sum: Tensor | float = 0.0
         self.count = 0
         # of the whole phase, in float64: the same sum whether or not the run was resumed
@@ -348,7 +360,7 @@ class Losses:
             raise NonFiniteError(f"the loss is {mean} at step {step}: {DIVERGED}")
         values = {"train_loss": mean, "learning_rate": learning_rate, "phase": self.phase}
         values |= {} if penalty is None else penalty.metrics()
-        self.accelerator.log(values, step=self.phase * self.total + step)
+        self.accelerator.log(values, step=self.steps_before + step)
         return mean
 
     def state(self) -> float | None:

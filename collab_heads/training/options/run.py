@@ -25,6 +25,7 @@ from collab_heads.training.options.value_types import (
 
 # the schedules whose only parameters are the warm-up and the number of steps
 SCHEDULES = "linear cosine cosine_with_restarts polynomial constant constant_with_warmup inverse_sqrt".split()
+POLYNOMIAL_END = 1e-7  # the learning rate at the end, in transformers
 PRECISIONS = ("no", "bf16", "fp16")
 # The arguments that a resumed run may change; all others must stay as they were.
 FREE_ON_RESUME = frozenset(
@@ -151,10 +152,18 @@ def check_together(args: Namespace) -> None:
     check_swap(args)
     check_distillation(args)
     if args.output_dir is None:
-        for name in ("checkpointing_steps", "resume_from_checkpoint", "with_tracking", "push_to_hub"):
+        names = "overwrite_output_dir", "checkpointing_steps", "resume_from_checkpoint", "with_tracking", "push_to_hub"
+        for name in names:
             if getattr(args, name):
                 raise ArgumentError(f"--{name} needs --output_dir")
     check_early_stopping(args)
+    if args.lr_scheduler_type == "constant" and (args.num_warmup_steps or args.warmup_ratio):
+        raise ArgumentError("--lr_scheduler_type constant has no warm-up: choose constant_with_warmup")
+    if args.lr_scheduler_type == "polynomial" and args.learning_rate <= POLYNOMIAL_END:
+        raise ArgumentError(
+            f"--learning_rate {args.learning_rate}: --lr_scheduler_type polynomial ends at {POLYNOMIAL_END}; give a "
+            "higher one, or choose linear"
+        )
     if args.warmup_ratio is not None and (args.num_warmup_steps or args.warmup_ratio > 1):
         raise ArgumentError("--warmup_ratio is a share from 0 to 1, and stands in for --num_warmup_steps")
 

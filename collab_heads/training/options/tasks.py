@@ -72,6 +72,8 @@ def check_glue(args: Namespace) -> None:
         args.num_train_epochs = TASKS[args.task_name].epochs
     if args.do_predict and args.task_name is None and not args.test_file:
         raise ArgumentError("--do_predict needs --test_file")
+    if args.test_file and not args.do_predict:
+        raise ArgumentError("--test_file has no effect without --do_predict")
     if args.do_predict and args.output_dir is None:
         raise ArgumentError("--do_predict needs --output_dir")
 
@@ -299,6 +301,8 @@ def check_translation(args: Namespace) -> None:
         raise ArgumentError("give --dataset_name, or --train_file and --validation_file")
     if args.do_predict and not (args.dataset_name or args.test_file):
         raise ArgumentError("--do_predict needs --test_file")
+    if args.group_by_length and args.max_tokens:
+        raise ArgumentError("--group_by_length has no effect with --max_tokens, which puts similar lengths together")
     if args.pad_to_max_length and args.max_tokens:
         raise ArgumentError("--pad_to_max_length and --max_tokens exclude each other: tokens are counted as padded")
     check_scratch(args, TRANSLATION_SIZES)

@@ -28,7 +28,7 @@ from transformers import (
 from collab_heads.base.checks import check_choice
 from collab_heads.collaborative.scratch import collaborative_config
 from collab_heads.contract.registry import image_blueprints
-from collab_heads.data.batches import padding_of, with_padding
+from collab_heads.data.batches import padding_multiple, padding_of, with_padding
 from collab_heads.data.classification import (
     Labels,
     calibration_batches,
@@ -52,6 +52,7 @@ from collab_heads.data.metrics import (
     regression_metric,
 )
 from collab_heads.errors import ArgumentError, NonFiniteError
+from collab_heads.running.batches import longest_input
 from collab_heads.saving.loading import backend_options, load_or_explain
 from collab_heads.training.loop.steps import Loss, model_loss
 from collab_heads.training.options.changes import wants_swap
@@ -97,8 +98,9 @@ class Classifier(Learner):
             raise ArgumentError(
                 "a run of 0 epochs or steps measures a trained model, and this one has no classification head"
             )
-        length = min(args.max_length, tokenizer.model_max_length)
-        multiple = 8 if session.accelerator.mixed_precision != "no" else None
+        limit = longest_input(model, tokenizer)
+        length = min(args.max_length, limit or args.max_length)
+        multiple = padding_multiple(session.accelerator.mixed_precision, length, limit)
         metrics = {"classification": classification_metric, "regression": regression_metric}
         return cls(
             session=session,

@@ -156,6 +156,7 @@ class Run:
         if not phase.trains:
             return
         learner, checkpoint = self.learner, self.session.checkpoint
+        before = sum(entry["steps"] for entry in self.trained)
         hooks = Hooks(
             collate=learner.collate,
             weight=learner.weight,
@@ -165,10 +166,11 @@ class Run:
             steps=learner.steps(phase.number),
             loss=learner.loss,
             stop=None if self.args.early_stopping_patience is None else lambda: self.stops_early(phase),
+            steps_before=before,
         )
         if phase.is_last_training:
             hooks = self.heads.add_to(hooks)
-        hooks = self.heads.watched(hooks, phase.stage, sum(entry["steps"] for entry in self.trained))
+        hooks = self.heads.watched(hooks, phase.stage, before)
         trained = fine_tune(
             self.accelerator,
             learner.model,

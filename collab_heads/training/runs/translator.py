@@ -14,11 +14,12 @@ from accelerate.utils import set_seed
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from collab_heads.data.batches import Collate, longest_first, token_steps
+from collab_heads.data.batches import Collate, longest_first, padding_multiple, token_steps
 from collab_heads.data.classification import draw
 from collab_heads.data.parallel import Corpus
 from collab_heads.data.translation import METRICS, Objective, WordDropout, corpus_scores, encode, translate
 from collab_heads.errors import ArgumentError
+from collab_heads.running.batches import longest_text
 from collab_heads.saving.loading import backend_options, load_or_explain
 from collab_heads.training.loop.minimum_risk import MinimumRisk
 from collab_heads.training.loop.steps import TrainingSteps
@@ -93,6 +94,7 @@ class Translator(Learner):
             check_flags_fit(args, model, swaps=swaps)
         check_fits(args, model, tokenizer)
         lengths = args.max_source_length, args.max_target_length
+        longest = max(*lengths, args.val_max_target_length or 0)
         with session.accelerator.main_process_first() if args.cache_dir else nullcontext():  # the others read its cache
             encoded = encode(
                 data,
@@ -111,7 +113,7 @@ class Translator(Learner):
             collate=Collate(
                 model,
                 tokenizer.pad_token_id,
-                8 if session.accelerator.mixed_precision != "no" else 1,
+                padding_multiple(session.accelerator.mixed_precision, longest, longest_text(model)),
                 lengths if args.pad_to_max_length else (0, 0),
             ),
             phases=phases(args.swap if swaps else None),
@@ -240,9 +242,9 @@ class Translator(Learner):
             self.collate,
             self.tokenizer,
             args.per_device_eval_batch_size,
+            args.val_max_target_length or args.max_target_length,
             num_beams=args.num_beams,
             length_penalty=args.length_penalty,
-            max_length=args.val_max_target_length or args.max_target_length,
         )
 
     def write_translations(self, name: str, translations: Sequence[str]) -> None:

@@ -29,8 +29,10 @@ from scripts import (
     start,
 )
 from transformers import (
+    AutoConfig,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    BertForSequenceClassification,
     LlamaConfig,
     LlamaForSequenceClassification,
 )
@@ -93,6 +95,20 @@ def test_a_decoder_that_knows_no_padding_gets_it(bert, files, tmp_path):
         alone = [int(model(**pair).logits.argmax()) for pair in pairs]
     lines = (out / "predictions" / "predictions.tsv").read_text().splitlines()[1:]
     assert len(set(alone)) > 1 and [line.split("\t")[1] for line in lines] == [str(answer) for answer in alone]
+
+
+@pytest.mark.parametrize("precision", ("no", "bf16"))
+def test_texts_longer_than_the_positions_are_cut(precision, bert, files, tmp_path):
+    """A tokenizer may not know how many there are; padding to a multiple of 8 would need more than 21."""
+    tokenizer = AutoTokenizer.from_pretrained(bert)
+    tokenizer.model_max_length = int(1e30)
+    tokenizer.save_pretrained(tmp_path / "short")
+    config = AutoConfig.from_pretrained(bert, max_position_embeddings=21)
+    BertForSequenceClassification(config).save_pretrained(tmp_path / "short")
+    long = [{"sentence1": "w1 " * 50, "sentence2": "w2 " * 50, "label": "0"}]
+    validation = tiny.write_csv(tmp_path / "validation.csv", [*tiny.rows(9, 1), *long])
+    flags = "--max_train_steps", 1, "--max_length", 64, "--mixed_precision", precision
+    run(tmp_path / "short", [*files[:3], str(validation)], None, *flags)
 
 
 def test_training_learns_and_a_lossless_swap_keeps_it(bert, files, tmp_path):
@@ -357,6 +373,7 @@ def test_a_glue_folder_is_read(bert, tmp_path):
         (("--resume_from_checkpoint",), "holds no finished checkpoint"),
         (("--with_tracking", "--report_to", "tensorbord"), r"did you mean 'tensorboard'"),
         (("--do_predict",), "--do_predict needs --test_file"),
+        (("--test_file", "x.csv"), "--test_file has no effect without --do_predict"),
         (("--model_name_or_path", "/nowhere"), "cannot load AutoConfig from '/nowhere'"),
     ),
 )

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 
 import datasets
@@ -152,6 +153,15 @@ def test_beam_and_length_settings_reach_generation(marian, bilingual, tmp_path):
 
 
 @pytest.mark.slow
+def test_half_precision_pads_no_further_than_the_positions(marian, bilingual, tmp_path):
+    """Twenty, where sources as long would be padded to 24."""
+    short = shutil.copytree(marian, tmp_path / "short")
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 20}))
+    lengths = "--max_source_length", 20, "--max_target_length", 20, "--source_prefix", "a b " * 20
+    run(short, bilingual, None, "--max_train_steps", 1, "--mixed_precision", "bf16", *lengths)
+
+
 @pytest.mark.parametrize("precision, multiple", (("no", 1), ("bf16", 8)))
 def test_no_batch_has_more_tokens_than_asked_for(precision, multiple, marian, bilingual, monkeypatch):
     """Padding to a multiple of 8 included, where mixed precision wants it."""

@@ -54,6 +54,7 @@ def test_broken_files(kind, marian, bilingual, tmp_path):
         ("--word_dropout source=0.1,target=1.5", "--word_dropout 1.5 must be below 1"),
         ("--word_dropout enc=0.1", "'enc=0.1' is not one side=number of source, target"),
         ("--word_dropout_with random", "--word_dropout_with random has no effect without --word_dropout"),
+        ("--group_by_length --max_tokens 99", "--group_by_length has no effect with --max_tokens"),
         ("--word_dropout 0.1 --word_dropout_with unk", "unknown --word_dropout_with 'unk'"),
         ("--word_dropout -0.1", "argument --word_dropout: -0.1 must be a finite number"),
         ("--length_penalty nan", "argument --length_penalty: nan must be a finite number"),

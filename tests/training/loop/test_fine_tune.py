@@ -284,6 +284,15 @@ def test_the_penalty_goes_through_the_training(monkeypatch):
     assert all({"train_loss", "learning_rate", "heads_expected"} <= values.keys() for _, values in logged)
 
 
+def test_trackers_count_on_after_the_steps_that_were_taken_before(monkeypatch):
+    """Evaluations are logged so; the training before may have ended early."""
+    logged, ours = [], accelerator()
+    monkeypatch.setattr(ours, "log", lambda values, step: logged.append(step))
+    args = arguments(*"--max_train_steps 3 --logging_steps 2".split())
+    fine_tune(ours, model(), examples(24), args, hooks(steps_before=4))
+    assert logged == [6, 7]
+
+
 @pytest.mark.slow
 def test_without_a_penalty_nothing_about_heads_is_logged(monkeypatch):
     logged, ours = [], accelerator()

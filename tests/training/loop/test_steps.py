@@ -21,6 +21,11 @@ def test_how_many_there_are(num_epochs, max_steps, total, epochs):
     assert (steps(num_epochs, max_steps).total, steps(num_epochs, max_steps).epochs_begun) == (total, epochs)
 
 
+def test_a_part_of_an_epoch_is_no_more_than_was_asked_for():
+    """1.1 - 1 is a little above 0.1."""
+    assert loop.TrainingSteps(lambda _: [[[i]] for i in range(10)], 1.1).total == 11
+
+
 def test_where_the_next_step_lies():
     """Of epochs that differ in length; after the last step of an epoch it is the first of the next."""
     assert [steps(3).position(done) for done in (0, 2, 3, 6, 7)] == [(0, 0), (0, 2), (1, 0), (1, 3), (2, 0)]

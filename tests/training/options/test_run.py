@@ -163,6 +163,10 @@ def test_flags_mean_what_they_say(parse):
         ("--checkpointing_steps 5", "--checkpointing_steps needs --output_dir"),
         ("--warmup_ratio 0.1 --num_warmup_steps 3", "--warmup_ratio is a share from 0 to 1"),
         ("--warmup_ratio 1.5", "--warmup_ratio is a share from 0 to 1"),
+        ("--lr_scheduler_type constant --num_warmup_steps 3", "constant has no warm-up: choose constant_with_warmup"),
+        ("--lr_scheduler_type constant --warmup_ratio 0.1", "constant has no warm-up: choose constant_with_warmup"),
+        ("--lr_scheduler_type polynomial --learning_rate 1e-7", "polynomial ends at 1e-07; give a higher one"),
+        ("--overwrite_output_dir", "--overwrite_output_dir needs --output_dir"),
     ),
 )
 def test_flags_that_do_not_go_together_are_refused(flags, message, parse):
