@@ -25,6 +25,7 @@ from collab_heads.errors import ArgumentError, CollabHeadsError, LoadError
 from collab_heads.training.options.parser import Parser
 
 WORK = {  # command -> the module of its work; others: work.py
+    "compress": "compressing",
     "shrink": "shrink",
     **dict.fromkeys(("export", "encode", "generate", "evaluate"), "serving"),
     **dict.fromkeys(("glue", "translate", "images"), "training"),

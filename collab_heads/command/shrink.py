@@ -20,13 +20,14 @@ import collab_heads
 from collab_heads.base.checks import is_number
 from collab_heads.base.extras import EXTRAS
 from collab_heads.base.report import Report
+from collab_heads.command.compressing import Later, distill_on, run_compress
 from collab_heads.command.flags import COMMANDS
 from collab_heads.command.inputs import generated, load
 from collab_heads.command.places import file_and_weight
 from collab_heads.command.serving import run_export
 from collab_heads.command.shrink_estimate import steps_after
 from collab_heads.command.texts import read_data
-from collab_heads.command.work import Later, distill_on, examples, run_compress, run_trim, write_model
+from collab_heads.command.work import examples, run_trim, write_model
 from collab_heads.errors import OutputError
 from collab_heads.evaluation.candidates import RUNS, files_of_weights
 from collab_heads.evaluation.evaluate import check_task, evaluate

@@ -8,8 +8,8 @@ import torch
 
 from collab_heads.base.estimates import Estimate
 from collab_heads.base.option_values import ExportTarget
+from collab_heads.command.compressing import Later, distillation_after, time_left
 from collab_heads.command.inputs import Loaded
-from collab_heads.command.work import Later, distillation_after, time_left
 from collab_heads.contract.registry import get_adapter
 from collab_heads.evaluation.estimate import estimate_evaluation
 from collab_heads.evaluation.task import Task

@@ -1,11 +1,9 @@
 """The work of the commands that change a model or look at it: `run_NAME` is that of `collab-heads NAME`."""
 
-import copy
 import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -16,7 +14,6 @@ from collab_heads.analysis.analyze import analyze_heads
 from collab_heads.analysis.facts import FamilyFacts, FamilyList, ModelFacts
 from collab_heads.analysis.inspect import look
 from collab_heads.analysis.report.head_report import HeadReport
-from collab_heads.base.estimates import Estimate, Work, work
 from collab_heads.base.extras import missing
 from collab_heads.base.report import portable_name
 from collab_heads.collaborative.report import SwapReport
@@ -28,41 +25,30 @@ from collab_heads.command.inputs import (
     calibration,
     check_class,
     chosen_sentences,
-    generated,
     load,
     load_of_any_kind,
 )
-from collab_heads.command.texts import drawn, read_data, read_others
-from collab_heads.compression.compress import compress
-from collab_heads.compression.compression_plan import CompressionPlan
-from collab_heads.compression.measurements import HELD_OUT, MEASURED
-from collab_heads.compression.plan import COMPRESS, plan
+from collab_heads.command.texts import read_data, read_others
 from collab_heads.compression.report import CompressReport
 from collab_heads.contract.registry import get_adapter, is_lone_decoder
-from collab_heads.data.parallel import Pairs
 from collab_heads.distillation.checkpoint import DistillReport
-from collab_heads.distillation.distill import distill
-from collab_heads.distillation.estimate import estimate_distillation
-from collab_heads.distillation.examples import num_examples
-from collab_heads.errors import ArgumentError, DataError
+from collab_heads.errors import ArgumentError
 from collab_heads.evaluation.evaluate import made, score_of
 from collab_heads.evaluation.task import Limits, Task
 from collab_heads.files.atomic import write_json
 from collab_heads.files.conllu import read_conllu
 from collab_heads.files.folders import write_folder
-from collab_heads.fitting.kinds import check_kind
 from collab_heads.heads.criteria import criterion_of, head_importance, most_important
 from collab_heads.heads.fold import fold_heads
 from collab_heads.heads.gating import gated_sites, swap_to_gated
 from collab_heads.heads.prune import prune_heads
 from collab_heads.heads.report import FoldReport, PruneReport
-from collab_heads.plots.canvas import save_figure
+from collab_heads.layers.weight_grid import bits_of
 from collab_heads.saving.card import complete
 from collab_heads.saving.source_files import OF_PROCESSORS, copy_files, copy_modules, source_of
 from collab_heads.sites.site import select_sites
 from collab_heads.training.options.changes import check_fit
 from collab_heads.training.options.heads import read_alive
-from collab_heads.training.options.parser import options_of
 from collab_heads.vocabulary.trim import VocabularyReport, trim_vocabulary
 
 
@@ -73,142 +59,11 @@ def run_inspect(args: Namespace) -> ModelFacts | FamilyFacts | FamilyList:
     return found
 
 
-Later = Callable[[Loaded, Sequence[Mapping]], Estimate | None]  # of what follows a work, from its model and batches
-
-
-def run_compress(
-    args: Namespace, name: str = COMPRESS, later: Sequence[Later] = ()
-) -> CompressReport | CompressionPlan:
-    """Compress a model, print and write the result, and return the report; with `--plan` return only the plan.
-
-    All input is read and checked before the model runs.
-
-    Args:
-        args: the flags.
-        name: of the work that this begins.
-        later: estimate what follows in that work.
-    """
-    if args.plan or args.max_error or args.max_loss is not None:  # the number of fits is not known
-        with work("plan"):
-            return compressed(args, [])
-    if args.distill_steps:
-        later = [*later, partial(distillation_after, args)]
-    with work(name) as begun, work(COMPRESS):
-        return compressed(args, later, begun)
-
-
-def compressed(args: Namespace, later: Sequence[Later], begun: Work | None = None) -> CompressReport | CompressionPlan:
-    """Do the work of `run_compress`, which has begun."""
-    check_kind(args.kind)
-    all_texts, task = read_data(args), examples(args)
-    others = None if args.validation is None else read_others(args, args.validation)
-    loaded = load(args)
-    model, tokenizer, _ = loaded
-    check_class(model)
-    texts = drawn(all_texts, args.samples, args.seed)
-    check_enough(args, texts)
-    batches = batches_of(args, model, tokenizer, texts)
-    elsewhere = None if others is None else batches_of(args, model, tokenizer, drawn(others, MEASURED, args.seed))
-    score = None if task is None else partial(score_of, task, tokenizer)
-    if score is not None:
-        score(model)  # before the work: it may not be able to do the task
-    own = generated(args, loaded)
-    if is_lone_decoder(model.config) and model.can_generate() and not own:
-        print("fitted to --data alone: with --generated 64 a language model keeps more of what it can do elsewhere")
-    batches = [*batches, *own]
-    given = {name: getattr(args, name) for name in options_of("compression.plan", "plan")}
-    if isinstance(args.budget, str) and args.of == "parameters":
-        given["of"] = "bytes"
-    if begun is not None:
-        begun.more += [partial(estimate, loaded, batches) for estimate in later]
-    made = plan(model, batches, **{name: value for name, value in given.items() if value is not None})
-    print(made)
-    if args.plan:
-        if args.output_dir is not None:
-            write_plan(made, args.output_dir)
-        return made
-    original = copy.deepcopy(model) if args.distill_steps else None
-    limits = {"max_error": args.max_error, "max_loss": args.max_loss, "evaluate": score}
-    report = compress(model, made, args.budget, validation=elsewhere, **limits)
-    print(report)
-    distilled = None
-    if original is not None:
-        distilled = distill_on(args, model, loaded._replace(model=original), all_texts, own)
-    record = {
-        **report.to_dict(),
-        "distilled": None if distilled is None else distilled.to_dict(),
-        "plan": made.to_dict(),
-    }
-    measured = report.costs[report.of].share, report.measured_error
-    picture = drawing(made, "compression", measured)
-    write_model(args, loaded, "compression", report, record, distilled=distilled, more=picture)
-    return report
-
-
-def distillation_after(args: Namespace, loaded: Loaded, batches: Sequence[Mapping]) -> Estimate | None:
-    """Estimate the distillation of a model that will be compressed to a budget."""
-    model = loaded.model
-    trained = share_left(args) * sum(parameter.nbytes for parameter in model.parameters())
-    return estimate_distillation(model, model, batches, args.distill_steps, trained, time_left(args))
-
-
-def share_left(args: Namespace) -> float:
-    """Return the share of the layers that a budget leaves, about."""
-    return args.budget if isinstance(args.budget, float) else 0.5
-
-
-def time_left(args: Namespace) -> float:
-    """Return the share of a model's time that is left then, about: narrower sites take more than their share."""
-    return 0.2 + 0.8 * share_left(args)
-
-
 def examples(args: Namespace) -> Task | None:
     """Return the task of `--task` with the examples of `--evaluate`; None without them."""
     if args.evaluate is None:
         return None
     return made(args.task, args.evaluate, None, Limits(args.batch_size, args.max_length, args.source_prefix))
-
-
-def distill_on(
-    args: Namespace,
-    model: PreTrainedModel,
-    original: Loaded,
-    texts: Pairs,
-    own: Sequence[Mapping],
-    output_dir: Path | None = None,
-) -> DistillReport:
-    """Train a compressed model to be like its original, print the report and return it.
-
-    Args:
-        args: the flags.
-        model: the compressed model.
-        original: its original, with the tokenizer of both.
-        texts: the texts of `--data`; as many are drawn as the steps read.
-        own: batches of texts that the original has written.
-        output_dir: where checkpoints are kept, from which a run that was killed goes on.
-    """
-    several = drawn(texts, num_examples(args.distill_steps, args.batch_size), args.seed)
-    batches = [*batches_of(args, original.model, original.tokenizer, several), *own]
-    report = distill(
-        model,
-        original.model,
-        batches,
-        args.distill_steps,
-        learning_rate=args.distill_learning_rate,
-        seed=args.seed,
-        output_dir=output_dir,
-    )
-    print(report)
-    return report
-
-
-def check_enough(args: Namespace, texts: Pairs) -> None:
-    """Raise DataError unless there are enough sentences to fit on some and to measure the error on one other."""
-    if (found := len(texts["source"])) < HELD_OUT:
-        raise DataError(
-            f"{' and '.join(args.data)}: {found} sentences, and one of {HELD_OUT} is kept to measure on: give more "
-            "(256 to 2,048 are good)"
-        )
 
 
 def run_swap(args: Namespace) -> SwapReport:
@@ -346,6 +201,8 @@ def write_model(
 ) -> None:
     """Write a folder for `from_pretrained`, with the model in its original dtype and a record of the change beside it.
 
+    A model with weights of few bits stays in float32, which alone holds codes times scales; they are packed.
+
     Args:
         args: the flags; if the model is a sentence-transformers folder, its other parts are copied.
         loaded: the changed model and its tokenizer.
@@ -357,7 +214,8 @@ def write_model(
     """
     model = loaded.model
     said = "\n".join(str(each) for each in (report, distilled) if each is not None)
-    cast(nn.Module, model).to(loaded.dtype)
+    if not any(bits_of(module) is not None for module in model.modules()):
+        cast(nn.Module, model).to(loaded.dtype)
 
     def fill(folder: Path) -> None:
         copy_modules(Path(args.model), folder)
@@ -374,25 +232,3 @@ def write_model(
     size = sum(parameter.nbytes for parameter in model.parameters())
     write_folder(Path(os.path.realpath(args.output_dir)), fill, size)
     print(f"model: {args.output_dir}")
-
-
-def write_plan(made: CompressionPlan, output_dir: str) -> None:
-    """Write a compression plan, the cost of every budget, as JSON and as a picture."""
-
-    def fill(folder: Path) -> None:
-        write_json(folder / "plan.json", made.to_dict())
-        draw(made, "plan", folder)
-
-    write_folder(Path(os.path.realpath(output_dir)), fill)
-    print(f"plan: {output_dir}")
-
-
-def draw(made: CompressionPlan, name: str, folder: Path, measured: tuple[float, float] | None = None) -> None:
-    """Draw the cost of every budget, and the measured cost of one, if matplotlib is installed."""
-    if not missing("plots"):
-        save_figure(made.picture([] if measured is None else [measured]), folder / name)
-
-
-def drawing(made: CompressionPlan, name: str, measured: tuple[float, float]) -> Callable[[Path], object]:
-    """Return `draw` as a function of the folder alone."""
-    return partial(draw, made, name, measured=measured)

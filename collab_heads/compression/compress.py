@@ -10,6 +10,7 @@ from typing import cast
 
 import torch
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import is_number
@@ -17,7 +18,7 @@ from collab_heads.base.estimates import work
 from collab_heads.base.numerics import keeping_threads
 from collab_heads.base.option_values import REFINE_STEPS, SITE_PARTS, Engine, ModelShape, SitePart
 from collab_heads.base.progress import one_bar
-from collab_heads.compression.compression_plan import Choices, CompressionPlan, check_budget
+from collab_heads.compression.compression_plan import Choices, CompressionPlan, check_budget, check_size
 from collab_heads.compression.latency import timed_again
 from collab_heads.compression.measurements import Measurements
 from collab_heads.compression.measures import COUNTED, Measure, SiteUse, counted, operations
@@ -29,13 +30,15 @@ from collab_heads.compression.plan import COMPRESS, measure, planned, prepared
 from collab_heads.compression.probe import Probe
 from collab_heads.compression.report import CompressedSite, CompressReport, Cost
 from collab_heads.compression.smallest import FittedChoice, scored, smallest_by_error, smallest_by_score
-from collab_heads.errors import ArgumentError
-from collab_heads.layers.weight_grid import leave_grids
+from collab_heads.errors import ArgumentError, CalibrationError
+from collab_heads.layers.weight_grid import bits_of, leave_grids
 from collab_heads.model.open_layers import OpenLayers
 from collab_heads.model.opened import opened
 from collab_heads.model.site_size import num_bytes, size_of
 from collab_heads.running.batches import each_batch
 from collab_heads.sites.state import QueryKeyKind
+
+logger = logging.get_logger("transformers.collab_heads")  # below transformers' own: its verbosity counts
 
 
 @checking_arguments
@@ -124,8 +127,9 @@ def compress(
         engine: where a budget of time is measured: in "torch", "onnxruntime" or "openvino", see `plan`.
         measurements: a file that keeps what is measured of each site, as JSON, as soon as it is known. A plan that was
             killed goes on from there, and a later call with the same model, batches and options takes all of it, also
-            for another budget, `of` or `shape`. Fits are kept beside it until `compress` is done, in the folder
-            `<file>.fits`, about as large as the model: a call that was killed goes on at the next fit.
+            for another budget or `shape`, and for another `of` if the same parts and bits count in it. Fits are kept
+            beside it until `compress` is done, in the folder `<file>.fits`, about as large as the model: a call that
+            was killed goes on at the next fit.
         plan: a plan that was loaded (`CompressionPlan.load`), with its own options: its choices are fitted to
             the batches, and no site is measured again.
         validation: examples of another kind than the batches, 64 to 256 are enough. The error on them is reported, too;
@@ -156,13 +160,15 @@ def compress(
     given = batches if isinstance(batches, CompressionPlan) else plan
     if not asked:
         budget = 0.5
-    if budget is not None and isinstance(check_budget(budget), str) and of == "parameters" and given is None:
+    if isinstance(budget, str) and of == "parameters" and given is None:
         of = "bytes"
     options = PlanOptions(of, sites, parts, kind, shape, multiple_of, refine_steps, seed, bits, table_bits, engine)
     if given is not None:
         if own := options.changed() + ["measurements"] * (measurements is not None):
             raise ArgumentError(f"{', '.join(own)}: a plan has its own; give what is to count to plan()")
         options = given.options
+    if budget is not None:
+        check_budget(budget, options.of)
     is_timed = options.of not in COUNTED
     phases = (
         ("plan", 10),
@@ -172,7 +178,8 @@ def compress(
     # how many budgets are fitted for an error or a loss is not known
     begun = nullcontext() if budget is None else work(COMPRESS)
     with opened(model, changes=True, of="layers") as layers, one_bar("compress", phases), begun, keeping_threads():
-        other = None if validation is None else Probe(model, prepared(model, each_batch(validation)), [])
+        check_size(model, budget)
+        other = None if validation is None else probe_of(model, validation)
         before = 0.0 if evaluate is None else scored(model, evaluate)
         if not math.isfinite(before):
             raise ArgumentError(f"evaluate returned {before} for the model as it is: what could it lose?")
@@ -188,7 +195,7 @@ def compress(
             chosen, scores = smallest_by_score(made, measured, limit, score, before, other)
         report = report_of(made, measured, chosen, share, max_error, scores)
         # Nothing has changed up to here; nothing can fail from here on.
-        leave_grids(model)  # what is left on one is put there anew
+        leave_old_grids(measured, chosen.fitted)
         install(layers, chosen.fitted)
     measured.kept.remove()
     planning = 0.0 if given is None else given.seconds
@@ -198,6 +205,31 @@ def compress(
         model_bytes_after=num_bytes(model),
         seconds=planning + time.perf_counter() - started,
     )
+
+
+def probe_of(model: PreTrainedModel, validation: Iterable[Mapping]) -> Probe:
+    """Return the probe of the examples of another kind; its errors name them."""
+    try:
+        return Probe(model, prepared(model, each_batch(validation)), [])
+    except CalibrationError as error:
+        raise CalibrationError(f"validation: {error}") from error
+
+
+def leave_old_grids(measured: Measurements, fitted: Mapping[str, object]) -> None:
+    """Take the weights that change off the grids of few bits on which they lie.
+
+    With bits it is all that were counted; those that stay on a grid are put there anew. Without, a warning says so.
+    """
+    has_bits = measured.options.has_bits
+    parts = [*measured.sites, *measured.tables]
+    changed = [module for part in parts if has_bits or part.path in fitted for module in part.modules]
+    if not has_bits and any(bits_of(inner) is not None for module in changed for inner in module.modules()):
+        logger.warning(
+            "weights of few bits become floating-point numbers again where the model changes, and take more bytes: "
+            "pass bits, such as bits=(8, 4), to put what is left of them on grids"
+        )
+    for module in changed:
+        leave_grids(module)
 
 
 def plan_for(
@@ -231,7 +263,7 @@ def report_of(
 ) -> CompressReport:
     """Return the report of what was chosen, before it is installed."""
     model, choices, uses = measured.model, chosen.choices, measured.uses
-    parameters, size = model.num_parameters(), num_bytes(model, in_full=True)
+    parameters, size = model.num_parameters(), num_bytes(model)
     return CompressReport(
         sites=tuple(site_report(made, uses[path], path, choice) for path, choice in choices.items()),
         of=made.of,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import PreTrainedModel
 
 from collab_heads.base.checks import check_choice, is_index, is_number, size_in_bytes
 from collab_heads.base.option_values import MODEL_SHAPES, ModelShape
@@ -26,7 +27,7 @@ from collab_heads.compression.spending import AnySpending, Option
 from collab_heads.errors import ArgumentError
 from collab_heads.files.reading import read_document, write_document
 from collab_heads.model.opened import opened
-from collab_heads.model.site_size import FLOAT
+from collab_heads.model.site_size import FLOAT, num_bytes
 from collab_heads.plots.curves import budget_curve
 from collab_heads.sites.state import expect
 
@@ -102,25 +103,27 @@ class CompressionPlan:
         """Return the smallest predicted error of the output among all changes."""
         return math.sqrt(min((error for site in self.sites for error in site.errors[:-1]), default=0.0))
 
-    def share_of(self, budget: float | str) -> float:
+    def share_of(self, budget: float | str, written: float = 1.0) -> float:
         """Return a budget as a share of `whole`.
 
         Args:
             budget: a share, or the size of the whole model's weights, as in "10MB".
+            written: the bytes of a weight in the file, as a share of those that it has here: 0.5 for a model that was
+                loaded in float32 and will be written in half precision.
 
         Raises:
             ArgumentError: if it is neither, the plan is not of bytes, or the model is smaller or cannot be so small.
         """
+        check_budget(budget, self.of)
         if not isinstance(budget, str):
-            return check_budget(budget)
-        size = round(size_in_bytes(budget))
-        if self.of != "bytes":
-            raise ArgumentError(f"budget {budget!r}: the plan is of {self.of}, a size needs one of bytes (of='bytes')")
+            return budget
+        size = round(size_in_bytes(budget) / written)
         least, most = self.rest + self.spending.least, self.rest + self.whole
         if not least <= size <= most:
             raise ArgumentError(
-                f"budget {budget!r}: the weights of the model take {most / 1e6:.6f} MB, and {least / 1e6:.6f} MB at "
-                f"the least in the shape {self.shape!r}" + ("" if self.options.has_bits else "; fewer with bits=(8, 4)")
+                f"budget {budget!r}: the weights of the model take {written * most / 1e6:.6f} MB, and "
+                f"{written * least / 1e6:.6f} MB at the least in the shape {self.shape!r}"
+                + ("" if self.options.has_bits else "; fewer with bits=(8, 4)")
             )
         return (size - self.rest) / self.whole
 
@@ -238,7 +241,7 @@ class CompressionPlan:
         return {"of": self.of, "shape": self.shape, "whole": self.whole, "least": self.least, "curve": self.curve()}
 
     def save(self, path: str | Path) -> Path:
-        """Write the plan as JSON, for `load`; measurements are not among it.
+        """Write the plan as JSON, for `load`, with its curve, for people; measurements are not among it.
 
         Args:
             path: the file.
@@ -250,7 +253,8 @@ class CompressionPlan:
         ]
         sites = [site.to_dict() for site in self.sites]
         content = {"options": self.options.to_dict(), "shape": self.shape, "sites": sites, "allowed": allowed}
-        return write_document(path, {"version": VERSION, "seconds": self.seconds, "rest": self.rest, **content})
+        said = {"version": VERSION, "seconds": self.seconds, "rest": self.rest}
+        return write_document(path, said | content | {"curve": self.curve()})
 
     @classmethod
     def load(cls, path: str | Path) -> CompressionPlan:
@@ -313,14 +317,20 @@ def largest(near: float, fits: Callable[[float], bool]) -> float:
     return near
 
 
-def check_budget(budget: Any) -> Any:
-    """Return a budget, or raise ArgumentError if it is neither a share nor a size."""
+def check_budget(budget: Any, of: str = "bytes") -> None:
+    """Raise ArgumentError if a budget is neither a share nor a size, or a size where no bytes count."""
     if isinstance(budget, str):
         size_in_bytes(budget)
-        return budget
-    if not is_number(budget) or not 0 < budget <= 1:
+        if of != "bytes":
+            raise ArgumentError(f"budget {budget!r}: the plan is of {of}, a size needs one of bytes (of='bytes')")
+    elif not is_number(budget) or not 0 < budget <= 1:
         raise ArgumentError(f"budget {budget!r} must be a share of what the layers have now: above 0, at most 1")
-    return budget
+
+
+def check_size(model: PreTrainedModel, budget: Any, written: float = 1.0) -> None:
+    """Raise ArgumentError if a budget is a size, and the model is no larger; see `CompressionPlan.share_of`."""
+    if isinstance(budget, str) and size_in_bytes(budget) > (most := written * num_bytes(model, in_full=True)):
+        raise ArgumentError(f"budget {budget!r}: the weights of the model take only {most / 1e6:.6f} MB")
 
 
 def spread(sites: Iterable[PlannedSite], choices: Choices) -> list[str]:

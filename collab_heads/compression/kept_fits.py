@@ -2,8 +2,8 @@
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ class KeptFits:
     """The fits of a run that are done.
 
     Attributes:
-        folder: holds one file a site; None to keep nothing.
+        folder: holds one file a site and choice; None to keep nothing. Other runs may keep theirs there.
         run: the description of the run: its model, batches and options.
     """
 
@@ -61,7 +61,12 @@ class KeptFits:
         if self.folder is None:
             return None
         sizes = {name: (dict(choice.sizes), choice.bits) for name, choice in choices.items()}
-        return self.folder / f"{digest_of([('run', dict(self.run)), ('choices', sizes), ('site', path)])}.safetensors"
+        return self.folder / f"{self.prefix}{digest_of([('choices', sizes), ('site', path)])}.safetensors"
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the names of this run's files."""
+        return f"{digest_of([('run', dict(self.run))])}-"
 
     def find(self, path: str, choices: Mapping[str, Choice]) -> list[Fit] | None:
         """Return the fits of a site, None if there are none.
@@ -95,9 +100,12 @@ class KeptFits:
             write_file(file, save(tensors, {KEY: described}))
 
     def remove(self) -> None:
-        """Delete what is kept."""
+        """Delete what this run has kept, and the folder if nothing else is there."""
         if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            with suppress(OSError):
+                for file in self.folder.glob(f"{self.prefix}*"):
+                    file.unlink()
+                self.folder.rmdir()
 
 
 def packed(value: Any, tensors: dict[str, Tensor]) -> Any:

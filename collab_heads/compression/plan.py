@@ -119,7 +119,7 @@ def plan(
             with the operators that `export` writes for it: of integers where `bits` are 8 (`int8=True`).
         measurements: a file that keeps what is measured of each site, as JSON, as soon as it is known. A plan that was
             killed goes on from there, and a later call with the same model, batches and options takes all of it, also
-            for another budget, `of` or `shape`.
+            for another budget or `shape`, and for another `of` if the same parts and bits count in it.
 
     Raises:
         UnsupportedModelError: if there is no adapter for the model, it is wrapped, its output cannot be compared, or

@@ -6,10 +6,11 @@ the inputs of queries and of keys, and of the output of W_O; F neurons; V rows o
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
+import torch
 from torch import nn
 
 from collab_heads.base.option_values import BITS
@@ -200,18 +201,27 @@ def bytes_of(matrices: Iterable[tuple[int, int]], others: int, bits: int) -> int
 
 
 def num_bytes(model: nn.Module, *, in_full: bool = False) -> int:
-    """Return the bytes that the parameters of a model take in a checkpoint; those that are used twice count once.
+    """Return the bytes that the weights of a model take in a checkpoint; those that are used twice count once.
 
     Args:
         model: the model.
         in_full: whether weights on grids count as if they were not packed.
     """
     never = set(getattr(model, "_keys_to_ignore_on_save", None) or ())  # sinusoids
-    sizes = {id(parameter): parameter.nbytes for name, parameter in model.named_parameters() if name not in never}
+    stored = [*model.named_parameters(), *persistent_buffers(model)]
+    sizes = {id(tensor): tensor.nbytes for name, tensor in stored if name not in never}
     for module in () if in_full else model.modules():
         if (bits := bits_of(module)) is not None:
             sizes[id(module.weight)] = grid_bytes(*shape_of(weight_of(module)), bits)
     return sum(sizes.values())
+
+
+def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the buffers that lie in a checkpoint, such as the bias of Marian's logits."""
+    for path, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{path}.{name}".lstrip("."), buffer
 
 
 def feed_forward_size(geometry: FeedForwardGeometry) -> SiteSize:

@@ -21,8 +21,8 @@ from transformers import (
 )
 
 import tiny
-from collab_heads import distill, generate_batches, plan, scorer
-from collab_heads.command import inputs, main, work
+from collab_heads import CompressionPlan, distill, generate_batches, plan, scorer
+from collab_heads.command import compressing, inputs, main
 from collab_heads.compression import measurements
 from collab_heads.errors import ArgumentError, DataError, OutputError, UnsupportedModelError
 from collab_heads.files.folders import damage, digest
@@ -65,9 +65,33 @@ def test_a_size_is_spent_on_bits_too(bert, texts, tmp_path):
     assert report.of == "bytes" and report.model_bytes_after <= 0.8 * whole
 
 
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
+@pytest.mark.parametrize("bits", ((), ("--bits", 8, 4)))
+def test_sizes_are_those_of_the_file_of_a_checkpoint_in_half_precision(dtype, bits, bert, texts, tmp_path, capsys):
+    """Only float32 holds codes times scales, so weights of few bits are not cast back."""
+    half = shutil.copytree(bert, tmp_path / "half")
+    BertModel.from_pretrained(bert, dtype=dtype).save_pretrained(half)
+
+    def taken(folder):
+        return sum(each.nbytes for each in load_file(folder / "model.safetensors").values())
+
+    whole = taken(half)
+    assert whole == num_bytes(BertModel.from_pretrained(bert)) / 2
+    out, asked = tmp_path / "small", f"{(0.7 if bits else 0.9) * whole}B"
+    report = run(half, "--data", texts, "--budget", asked, *bits, "--output_dir", out, *QUICK)
+    assert 0.6 * whole < taken(out) == report.model_bytes_after <= (0.7 if bits else 0.9) * whole
+    assert report.model_bytes_before == whole and str(report) in (out / "README.md").read_text()
+    assert BertModel.from_pretrained(out).dtype == (torch.float32 if bits else dtype)
+    assert "left their grids" not in "".join(capsys.readouterr())
+    if not bits:
+        with pytest.raises(ArgumentError, match=rf"the weights of the model take only {whole / 1e6:.6f} MB"):
+            run(half, "--data", texts, "--budget", f"{1.1 * whole}B", "--output_dir", tmp_path / "b")
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
+        (("--budget", "10MB", "--of", "operations"), "budget '10MB': the plan is of operations"),
         (("--bits", 5), "--bits 5: weights may have 3, 4, 8"),
         (("--bits", 8, "--table_bits", 2), "--table_bits 2: weights may have 3, 4, 8"),
         (("--bits", 8, "--of", "cache"), "few bits save bytes, and time"),
@@ -76,7 +100,8 @@ def test_a_size_is_spent_on_bits_too(bert, texts, tmp_path):
         (("--max_loss", 1, "--budget", 0.5), "--budget and --max_loss exclude each other"),
     ],
 )
-def test_bits_that_cannot_be_are_refused(bert, texts, tmp_path, flags, said):
+def test_bits_that_cannot_be_are_refused(bert, texts, tmp_path, flags, said, monkeypatch):
+    monkeypatch.setattr(compressing, "load", lambda args: pytest.fail("the model is loaded"))
     with pytest.raises(ArgumentError, match=said):
         run(bert, "--data", texts, "--output_dir", tmp_path / "a", *flags)
     assert not (tmp_path / "a").exists()
@@ -100,8 +125,8 @@ def test_a_score_reads_as_the_fit_does_and_is_tried_before_the_plan(bert, texts,
         assert task.limits == (5, 16, "w1 ") and len(task) == 24
         raise UnsupportedModelError("it cannot")
 
-    monkeypatch.setattr(work, "score_of", unable)
-    monkeypatch.setattr(work, "plan", lambda *args, **options: pytest.fail("the work has begun"))
+    monkeypatch.setattr(compressing, "score_of", unable)
+    monkeypatch.setattr(compressing, "plan", lambda *args, **options: pytest.fail("the work has begun"))
     flags = ("--batch_size", 5, "--max_length", 16, "--source_prefix", "w1 ")
     data = tiny.write_csv(tmp_path / "dev.csv", [row | {"score": 1} for row in tiny.rows(24, 2)])
     scoring = ("--evaluate", data, "--task", "similarity", "--max_loss", 1)
@@ -215,7 +240,8 @@ def test_a_plan_changes_and_writes_nothing_but_itself(bert, texts, tmp_path, mon
     run(bert, "--data", texts, "--plan", "--output_dir", "seen")
     assert sorted(files(tmp_path / "seen")) == ["manifest.json", "plan.json", "plan.png", "plan.svg"]
     assert json.loads((tmp_path / "seen" / "plan.json").read_text())["curve"][-1][0] == pytest.approx(1)
-    monkeypatch.setattr(work, "missing", lambda extra: ["matplotlib"])
+    assert CompressionPlan.load(tmp_path / "seen" / "plan.json").choose(0.5) == made.choose(0.5)
+    monkeypatch.setattr(compressing, "missing", lambda extra: ["matplotlib"])
     run(bert, "--data", texts, "--plan", "--output_dir", "without")
     assert sorted(files(tmp_path / "without")) == ["manifest.json", "plan.json"]
     assert files(bert) == before
@@ -228,7 +254,7 @@ def test_what_is_stopped_while_it_writes_leaves_nothing(bert, texts, tmp_path, m
         raise problem
 
     out = tmp_path / "small"
-    monkeypatch.setattr(work, "save_figure", stop)  # the model has been written by then
+    monkeypatch.setattr(compressing, "save_figure", stop)  # the model has been written by then
     with pytest.raises((OutputError, KeyboardInterrupt)):
         run(bert, "--data", texts, "--output_dir", out, *QUICK)
     assert list(tmp_path.iterdir()) == []
@@ -389,7 +415,7 @@ def test_a_language_model_distils_at_the_rate_that_is_given(decoder, texts, tmp_
         rates.append(learning_rate)
         return distill(*given, learning_rate=learning_rate, **options)
 
-    monkeypatch.setattr(work, "distill", noted)
+    monkeypatch.setattr(compressing, "distill", noted)
     for flags in ((), ("--distill_learning_rate", 0.003)):
         out = ("--output_dir", tmp_path / f"small{len(flags)}")
         run(decoder, "--data", texts, "--budget", 0.6, "--distill_steps", 2, *flags, *out, *QUICK)
@@ -404,7 +430,7 @@ def test_texts_that_the_model_writes_itself(decoder, texts, tmp_path, monkeypatc
         given.extend(batches)
         return plan(model, given, **options)
 
-    monkeypatch.setattr(work, "plan", noted)
+    monkeypatch.setattr(compressing, "plan", noted)
     flags = ("--generated", 70, "--max_length", 20, "--batch_size", 16, "--seed", 3)
     run(decoder, "--data", texts, "--budget", 0.6, *flags, "--output_dir", tmp_path / "small", *QUICK)
     assert "--generated" not in capsys.readouterr().out

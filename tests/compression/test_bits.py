@@ -107,6 +107,30 @@ def test_a_size_needs_no_bits():
     assert not list(grids_in(model)) and num_bytes(model) == sum(each.nbytes for each in model.parameters())
 
 
+def test_without_bits_only_what_changes_leaves_its_grid(tmp_path, warnings_logged):
+    model, batches = built("bert"), batches_of(FAMILIES["bert"])
+    compress(model, batches, 0.3, bits=8, refine_steps=0)
+    before, on_grids = num_bytes(model), {name for name, _, _ in grids_in(model)}
+    block = layers_of(model).feed_forwards[0].path
+    compress(model, batches, 1.0, refine_steps=0)
+    assert num_bytes(model) == before and "pass bits" not in warnings_logged.text
+    report = compress(model, batches, 0.7, sites=block, refine_steps=0)
+    assert "pass bits, such as bits=(8, 4)" in warnings_logged.text
+    left = on_grids - {name for name, _, _ in grids_in(model)}
+    assert left and all(name.startswith(block) or block.rpartition(".")[0] in name for name in left)
+    model.save_pretrained(tmp_path)
+    taken = sum(each.nbytes for each in load_file(tmp_path / "model.safetensors").values())
+    assert (report.model_bytes_before, report.model_bytes_after) == (before, taken)
+
+
+@pytest.mark.parametrize("name", ["marian", "bart"])
+def test_buffers_that_are_stored_count(name, tmp_path):
+    """The bias of the logits is one."""
+    model = built(name)
+    model.save_pretrained(tmp_path)
+    assert sum(each.nbytes for each in load_file(tmp_path / "model.safetensors").values()) == num_bytes(model)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "t5", "gpt2", "qwen3"])
 def test_a_stored_plan_and_stored_measurements_give_the_same(name, tmp_path):

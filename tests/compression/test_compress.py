@@ -362,12 +362,26 @@ def test_examples_of_another_kind_are_checked_before_the_plan(monkeypatch):
     model = BERT.build()
     before = snapshot(model)
     for wrong, message in (
-        ([], "batches is empty"),
-        ([{"input_ids": torch.full((2, 3), 10**6)}], "cannot take batch 0"),
+        ([], "validation: batches is empty"),
+        ([{"input_ids": torch.full((2, 3), 10**6)}], "validation: .*cannot take batch 0"),
     ):
         with pytest.raises(CalibrationError, match=message):
             compress(model, batches_of(BERT), 0.5, validation=wrong)
     assert_unchanged(model, before)
+
+
+@pytest.mark.parametrize(
+    ("budget", "of", "message"),
+    (
+        ("10MB", "operations", "the plan is of operations, a size needs one of bytes"),
+        ("10MB", "cache", "the plan is of cache, a size needs one of bytes"),
+        ("10GB", "bytes", r"the weights of the model take only 0\.\d+ MB"),
+    ),
+)
+def test_sizes_that_cannot_be_are_refused_before_the_plan(budget, of, message, monkeypatch):
+    monkeypatch.setattr(compress_module, "plan_for", None)
+    with pytest.raises(ArgumentError, match=message):
+        compress(BERT.build(), batches_of(BERT), budget, of=of)
 
 
 @pytest.mark.slow

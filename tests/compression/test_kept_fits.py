@@ -64,6 +64,20 @@ def test_a_killed_run_ends_as_an_unbroken_one(name, step, is_late, tmp_path, mon
     assert [each.training for each in unbroken.modules()] == [each.training for each in resumed.modules()]
 
 
+def test_what_others_keep_there_stays(tmp_path):
+    """Files of the user's, and fits of another run with the same file."""
+    file, folder = tmp_path / "measured.json", tmp_path / "measured.json.fits"
+    folder.mkdir()
+    (folder / "mine.txt").write_text("mine")
+    one, other = (KeptFits.beside(file, {"seed": seed}) for seed in (0, 1))
+    for kept in (one, other):
+        kept.add("a", {}, [])
+    other.remove()
+    assert one.find("a", {}) == [] and other.find("a", {}) is None
+    one.remove()
+    assert [each.name for each in folder.iterdir()] == ["mine.txt"]
+
+
 @pytest.mark.slow
 def test_another_budget_fits_anew(tmp_path, monkeypatch):
     file, batches = tmp_path / "measured.json", batches_of(FAMILIES["bert"], MANY)
