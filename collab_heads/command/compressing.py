@@ -71,8 +71,8 @@ def compressed(args: Namespace, later: Sequence[Later], begun: Work | None = Non
     loaded = load(args)
     model, tokenizer, _ = loaded
     check_class(model)
-    before = loaded.dtype.itemsize / torch.float32.itemsize  # of its file, for a byte here
-    written = 1.0 if options.has_bits else before  # only float32 holds codes times scales
+    stored = loaded.dtype.itemsize / torch.float32.itemsize  # bytes of its file, for each here
+    written = 1.0 if options.has_bits else stored  # only float32 holds codes times scales
     check_size(model, args.budget, written)
     texts = drawn(all_texts, args.samples, args.seed)
     check_enough(args, texts)
@@ -97,8 +97,8 @@ def compressed(args: Namespace, later: Sequence[Later], begun: Work | None = Non
     limits = {"max_error": args.max_error, "max_loss": args.max_loss, "evaluate": score}
     budget = None if args.budget is None else made.share_of(args.budget, written)
     report = compress(model, made, budget, validation=elsewhere, **limits)
-    sizes = before * report.model_bytes_before, written * report.model_bytes_after
-    report = replace(report, model_bytes_before=round(sizes[0]), model_bytes_after=round(sizes[1]))
+    before, after = stored * report.model_bytes_before, written * report.model_bytes_after
+    report = replace(report, model_bytes_before=round(before), model_bytes_after=round(after))
     print(report)
     distilled = None
     if original is not None:

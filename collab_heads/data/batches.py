@@ -152,7 +152,7 @@ def with_tokens(columns: Mapping[str, list], tokenizer: PreTrainedTokenizerBase)
     return {name: [row or alone.get(name, [0]) for row in rows] for name, rows in columns.items()}
 
 
-EIGHT = 8  # tokens, of which products in half precision take multiples
+ALIGNED = 8  # products in half precision are quickest where sizes are multiples of it
 
 
 def padding_multiple(precision: str, longest: int, limit: int | None) -> int:
@@ -163,8 +163,8 @@ def padding_multiple(precision: str, longest: int, limit: int | None) -> int:
         longest: tokens that an example may have.
         limit: positions of the model; None without a limit.
     """
-    padded = math.ceil(longest / EIGHT) * EIGHT
-    return EIGHT if precision != "no" and (limit is None or padded <= limit) else 1
+    padded = math.ceil(longest / ALIGNED) * ALIGNED
+    return ALIGNED if precision != "no" and (limit is None or padded <= limit) else 1
 
 
 def padding_of(config: PretrainedConfig) -> int | None:

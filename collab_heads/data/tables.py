@@ -42,7 +42,7 @@ def read_tsv(path: Path, header: Sequence[str] | None = None, skip_bad_rows: boo
     full = [number for number, line in enumerate(lines) if line.strip("\t ")]
     rows = [(number + 1, lines[number].split("\t")) for number in range(full[0], full[-1] + 1)]
     columns = check_header(path, header or rows.pop(0)[1])
-    # a blank line is a row where one empty text makes one: rows of test files are numbered
+    # in a table of one column a blank line is an empty text: predictions count the rows of the file
     rows = [(number, row) for number, row in rows if len(row) == len(columns) or "".join(row).strip(" ")]
     bad = [(number, row) for number, row in rows if len(row) != len(columns)]
     if bad and (not skip_bad_rows or len(bad) == len(rows)):

@@ -36,7 +36,7 @@ def translations(
 ) -> list[list[str]]:
     """Return one translation of each text of each batch, without sampling, in evaluation mode.
 
-    What the generation config of the model says of lengths and numbers of translations does not count.
+    Lengths and numbers of translations in the generation config of the model do not count.
 
     Args:
         model: translates; every module's mode is restored.

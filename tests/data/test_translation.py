@@ -145,7 +145,7 @@ class Echo:
 
 
 def test_translate_keeps_the_order_and_the_modes():
-    """What the model's own generation config says of lengths and numbers of translations does not count."""
+    """Lengths and numbers of translations in the generation config of the model do not count."""
     net = tiny.model("marian", dropout=0.5).train()
     net.model.decoder.eval()
     modes = {name: module.training for name, module in net.named_modules()}
