@@ -311,6 +311,7 @@ def costs(made: CompressionPlan, measured: Measurements, choices: Choices) -> di
 def site_report(made: CompressionPlan, use: SiteUse, path: str, choice: Choice) -> CompressedSite:
     whole, geometry = use.shape.geometry, resized(use.shape, choice)
     before, after, projection = size_of(whole), size_of(geometry), getattr(geometry, "query_key", None)
+    is_cached = use.role.startswith("dec") and bool(use.work.cached)  # encoders are counted as if they generated
     return CompressedSite(
         path=path,
         role=use.role,
@@ -318,8 +319,8 @@ def site_report(made: CompressionPlan, use: SiteUse, path: str, choice: Choice) 
         sizes={name: (part.total(whole), part.total(geometry)) for name, part in parts_of(use.shape).items()},
         parameters_before=before.parameters,
         parameters_after=after.parameters,
-        cache_before=before.cache * bool(use.work.cached),
-        cache_after=after.cache * bool(use.work.cached),
+        cache_before=before.cache * is_cached,
+        cache_after=after.cache * is_cached,
         predicted_error=math.sqrt(made.option(path, choice).error),
         bits_before=whole.bits,
         bits_after=geometry.bits,
