@@ -15,6 +15,7 @@ from collab_heads.base.option_values import BITS
 from collab_heads.compression import fitting
 from collab_heads.compression.bits import InputSums, on_grid, projections_of, rounded, rounding_errors
 from collab_heads.compression.compression_plan import CompressionPlan
+from collab_heads.compression.latency import resize
 from collab_heads.compression.parts.part import RefittedOutput
 from collab_heads.compression.parts.shape import Choice, TableShape, shape_of
 from collab_heads.errors import ArgumentError, DataError, ModelStateError, NonFiniteError
@@ -121,6 +122,15 @@ def test_without_bits_only_what_changes_leaves_its_grid(tmp_path, warnings_logge
     model.save_pretrained(tmp_path)
     taken = sum(each.nbytes for each in load_file(tmp_path / "model.safetensors").values())
     assert (report.model_bytes_before, report.model_bytes_after) == (before, taken)
+
+
+def test_weights_that_are_timed_have_other_codes():
+    """ONNX Runtime does not load eight bits of equal weights on processors without VNNI: they become one in a graph."""
+    site = layers_of(built("bert")).with_heads[0]
+    now = resize(site, shape_of(site, "per_head", ("query_key",), 1, (8,)), Choice.of(query_key=4))
+    weights = now.query_key.shared_query.weight, now.query_key.shared_key.weight
+    query, key = ((127 * weight / weight.amax(1, keepdim=True)).round() for weight in weights)
+    assert query.shape == key.shape and not torch.equal(query, key)
 
 
 @pytest.mark.parametrize("name", ["marian", "bart"])

@@ -71,14 +71,20 @@ class QueryKeys(Part):
         fitting.fits.append(fitted_projection(fitting))
 
     def resize(self, site, state, shape, geometry):
-        """Fill the projection with small constants, so that denormal numbers do not change the time."""
+        """Fill the projection with small numbers, since denormal ones change the time.
+
+        They differ between its weights: equal ones become one in a graph, and ONNX Runtime does not load eight bits of
+        one weight that two products read where a processor has no VNNI.
+        """
         keeps_values = geometry.dim_value == shape.geometry.dim_value
         if geometry.query_key is None or site.is_swapped or (shape.geometry.query_key is not None and keeps_values):
             return state  # last case: heads were removed, and a stock forward runs those that are left
         state = replace(state, query_key=geometry.query_key)
         apply_state(site, state)
-        for parameter in site.query_key.parameters():
-            torch.nn.init.constant_(parameter, 1e-2)
+        with torch.no_grad():
+            for place, parameter in enumerate(site.query_key.parameters()):
+                row = torch.linspace(1e-2 / (place + 2), 1e-2, parameter.shape[-1])
+                parameter.copy_(row.expand_as(parameter))
         for indices in site.query_key.buffers():
             indices.zero_()
         return state
