@@ -184,7 +184,8 @@ def distilled(draw: Draw, budget: float) -> Made:
     rows = torch.cat([batch["input_ids"] for batch in batches])
     rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(draw.number))]
     batches = [{"input_ids": part} for part in rows.split(PER_STEP)]
-    report = distill(model, original, batches, STEPS, learning_rate=RATE, seed=draw.number, output_dir=folder.parent)
+    kept = draw.folder("distilled", budget)
+    report = distill(model, original, batches, STEPS, learning_rate=RATE, seed=draw.number, output_dir=kept)
     print(report, flush=True)
     return Made(model, before + time.process_time() - started)
 
