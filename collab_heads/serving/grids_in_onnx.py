@@ -67,6 +67,7 @@ class OnnxWeight:
         self.in_integers = grids.in_integers
         self.is_of_rows = found.grid.bits == OF_ROWS
         self.outputs, self.inputs = found.grid.codes.shape
+        self.integer_products = 0  # that read it
 
     def feed(self, node: Any, index: int, is_transposed: bool) -> bool:
         """Let a node read codes and scales, or eight bits as numbers that are computed when the graph is loaded.
@@ -142,7 +143,7 @@ class OnnxWeight:
         size = onnx_ir.node("Max", [*highest.outputs, *turned.outputs, least])
         divided = onnx_ir.node("Div", [states, *size.outputs])
         rounded = onnx_ir.node("QuantizeLinear", [*divided.outputs, step, zero])
-        inputs = [*rounded.outputs, self.turned, step, self.scale_of_outputs, zero]
+        inputs = [*rounded.outputs, self.turned_for_one(), step, self.scale_of_outputs, zero]
         product = onnx_ir.node("MatMulIntegerToFloat", inputs, domain=DOMAIN)
         nodes = [highest, lowest, turned, size, divided, rounded, product]
         nodes.append(onnx_ir.node("Mul", [*product.outputs, *size.outputs]))
@@ -183,6 +184,19 @@ class OnnxWeight:
     def turned(self) -> Any:
         """Codes of eight bits as [n, D]."""
         return self.computed("Transpose", self.codes, perm=[1, 0])
+
+    def turned_for_one(self) -> Any:
+        """Return codes of eight bits as [n, D] that no other product reads.
+
+        Where sums overflow, the engine (1.31) turns the weight of every product into unsigned numbers, under a name
+        made of the weight's: it loads no graph with two products of one weight. A slice that leaves all in it is one
+        for each product, as their ends differ, and is computed when the graph is loaded.
+        """
+        self.integer_products += 1
+        if self.integer_products == 1:
+            return self.turned
+        start, end = self.constant("start", np.array([0])), np.array([self.inputs + self.integer_products])
+        return self.computed("Slice", self.turned, start, self.constant(f"end{self.integer_products}", end))
 
     @functools.cached_property
     def scale_of_outputs(self) -> Any:

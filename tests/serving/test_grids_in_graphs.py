@@ -1,6 +1,7 @@
 """Weights on grids lie packed in graphs, whatever reads them there, and engines compute what PyTorch does."""
 
 import copy
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -326,6 +327,26 @@ def test_products_of_integers_do_not_overflow():
     pack_onnx(program, Grids(nn.Sequential(nn.Linear(64, ROWS)), 8))
     given = np.ones((2, 3, 64), dtype=np.float32)
     assert_close(run_onnx(program, given), given @ weight.numpy().T)
+
+
+def test_products_of_one_weight_in_integers():
+    """Layers that share their weights read them several times; without VNNI the engine loads no graph that does."""
+    module = nn.Linear(64, 64)
+    put_on_grid(module, 8)
+    names = ("x", "y", "z", "w")
+    x, *_, w = map(onnx.helper.make_tensor_value_info, names, [onnx.TensorProto.FLOAT] * 4, [["a", 64]] + [None] * 3)
+    nodes = [onnx.helper.make_node("MatMul", [name, "T"], [after]) for name, after in pairwise(names)]
+    weight = module.weight.detach().numpy()
+    stored = [onnx.numpy_helper.from_array(weight.T.copy(), "T")]
+    graph = onnx.helper.make_graph(nodes, "shared", [x], [w], stored)
+    imports = [onnx.helper.make_opsetid("", 18)]
+    program = ir.from_proto(onnx.helper.make_model(graph, opset_imports=imports, ir_version=10))
+    pack_onnx(program, Grids(nn.Sequential(module), 8))
+    assert [tuple(each.shape) for each in program.graph.initializers.values()].count((64, 64)) == 1
+    given = expected = states(64, 5)
+    for _ in nodes:
+        expected = rounded_states(expected) @ weight.T
+    assert_close(run_onnx(program, given), expected)
 
 
 @pytest.mark.parametrize("read", PRODUCTS)
