@@ -9,6 +9,7 @@ from numbers import Number
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
+import numpy as np
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -42,25 +43,39 @@ def checking_arguments(function: Callable[Arguments, Result]) -> Callable[Argume
     """Decorate a public function so that it checks the types of its arguments against its signature.
 
     A wrong argument raises UnsupportedModelError where the signature asks for a model, and ArgumentError elsewhere.
+    Numbers of NumPy, alone or in a list or a dict, become those of Python.
     """
 
     @functools.wraps(function)
     def wrapper(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         signature = signature_of(function)
         try:
-            given = signature.bind(*args, **kwargs).arguments
+            bound = signature.bind(*args, **kwargs)
         except TypeError:  # too many, or too few: Python says so itself
             return function(*args, **kwargs)
+        given = bound.arguments
         for name, value in given.items():
+            given[name] = value = in_python(value)
             hint = signature.parameters[name].annotation
             hint = Any if isinstance(hint, str) else hint
             if is_scalar_array(value) and hint is not object:
                 raise ArgumentError(f"{name} must be {words(hint)}, not {value!r:.80}")
             if name not in NAMES:
                 check_argument(name, value, hint)
-        return function(*args, **kwargs)
+        return function(*bound.args, **bound.kwargs)
 
     return wrapper
+
+
+def in_python(value: Any) -> Any:
+    """Return an argument with the numbers of Python for those of NumPy, of which each has a type of its own."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) in (list, tuple) and any(isinstance(each, np.generic) for each in value):
+        return type(value)(map(in_python, value))
+    if type(value) is dict and any(isinstance(each, np.generic) for each in value.values()):
+        return {name: in_python(each) for name, each in value.items()}
+    return value
 
 
 def is_scalar_array(value: object) -> bool:

@@ -227,8 +227,8 @@ def read_document(path: str | Path, version: int, what: str, build: Callable[[An
     """
     try:
         stored = parse_json(read_text(path))
-    except DataError as error:
-        raise DataError(f"cannot read {error}") from error
+    except DataError:
+        raise
     except ValueError as error:
         raise DataError(f"{path} is not a {what}: {error!r:.200}") from error
     return built(stored, version, f"{path} is not a {what}", build)

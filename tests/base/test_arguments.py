@@ -73,6 +73,18 @@ def test_what_is_refused(given, said):
         public(**given)
 
 
+def test_numbers_of_numpy_become_those_of_python():
+    @checking_arguments
+    def given(share: float, counts: Sequence[int], sizes: Mapping[str, int], seed: int = 0, *more: int) -> list:
+        return [share, counts, sizes, seed, *more]
+
+    # exact in half precision
+    found = given(np.float16(0.5), (np.int64(8), 4), {"a": np.uint8(1), "b": 2}, np.int32(3), np.int64(9))
+    assert repr(found) == "[0.5, (8, 4), {'a': 1, 'b': 2}, 3, 9]"
+    counts = [1, 2]
+    assert given(1, counts, {})[1] is counts
+
+
 def test_too_many_and_too_few_are_what_python_says():
     with pytest.raises(TypeError, match=r"public\(\) got an unexpected keyword argument 'other'"):
         public(other=1)

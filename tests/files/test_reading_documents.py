@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 
@@ -19,7 +20,7 @@ def test_what_was_written_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     (
-        (None, "cannot read .*: No such file or directory"),
+        (None, ": No such file or directory"),
         ("{", "is not a list of numbers: JSONDecodeError"),
         ("[]", "is not a list of numbers: TypeError"),
         ('{"numbers": []}', "is not a list of numbers: KeyError"),
@@ -34,6 +35,8 @@ def test_anything_else_is_named(text, message, tmp_path):
     with pytest.raises(DataError, match=message) as problem:
         read(path)
     assert str(path) in str(problem.value)
+    with pytest.raises(DataError, match=rf"^{re.escape(str(tmp_path))} is a folder, no file: "):
+        read(tmp_path)
 
 
 def test_numbers_that_json_does_not_know_are_not_written(tmp_path):

@@ -111,7 +111,7 @@ def test_it_is_stored_whole(compared, tmp_path):
     assert again.to_dict() == compared.to_dict() and str(again) == str(compared)
     (tmp_path / "compared.json").write_text('{"version": 1}')
     for name in ("compared.json", "missing.json"):
-        with pytest.raises(DataError, match=r"not a comparison of contributions|cannot read"):
+        with pytest.raises(DataError, match=r"not a comparison of contributions|No such file"):
             ContributionComparison.load(tmp_path / name)
 
 
