@@ -5,13 +5,13 @@ from argparse import Namespace
 from collab_heads.base.checks import check_choice
 from collab_heads.base.option_values import ALLOCATIONS, MEASURES, MODEL_SHAPES, SITE_PARTS
 from collab_heads.errors import ArgumentError
-from collab_heads.training.options.parser import flag, options_of
+from collab_heads.training.options.parser import flag, needing, options_of
 from collab_heads.training.options.value_types import count, count_from_1, path, per_role, positive, width
 
 SWAPS = ("before", "after", "between")
 SWAP = ("collaborative.swap", "swap_to_collaborative")
 COMPRESSED = options_of("compression.compress", "compress")["kind"].default
-OF_COMPRESSION = ("compress_of", "compress_kind", "compress_parts", "compress_shape")
+CHANGE = "collaborative compress_budget"
 
 WIDTHS = (
     flag(
@@ -56,25 +56,29 @@ SHAPES = (
 )
 COLLABORATIVE = (
     flag("--collaborative", "replace attention by collaborative attention"),
-    *WIDTHS,
+    *needing("collaborative", *WIDTHS),
     flag(
         "--compress_budget SHARE",
         "instead of --collaborative: what is to be left of the layers, such as 0.5; heads and neurons go, and queries, "
         "keys and values get narrower, where it costs least (with a new classification head --swap after or between)",
         positive,
     ),
-    flag("--compress_of WHAT", f"what the share is of: {', '.join(MEASURES)} (default: {MEASURES[0]})"),
-    flag("--compress_parts PART...", f"what may become smaller, some of {', '.join(SITE_PARTS)} (default: all)"),
-    flag("--compress_kind KIND", f"the kind of narrower queries and keys, as --kind (default: {COMPRESSED})"),
-    flag(
-        "--compress_shape SHAPE",
-        "even: all feed-forward blocks of a stack keep the same number of neurons; free: every site has " + SHAPES,
+    *needing(
+        "compress_budget",
+        flag("--compress_of WHAT", f"what the share is of: {', '.join(MEASURES)} (default: {MEASURES[0]})"),
+        flag("--compress_parts PART...", f"what may become smaller, some of {', '.join(SITE_PARTS)} (default: all)"),
+        flag("--compress_kind KIND", f"the kind of narrower queries and keys, as --kind (default: {COMPRESSED})"),
+        flag(
+            "--compress_shape SHAPE",
+            "even: all feed-forward blocks of a stack keep the same number of neurons; free: every site has " + SHAPES,
+        ),
     ),
     flag(
         "--swap WHEN",
         "when attention is replaced or compressed: before fine-tuning, after it, or between two (fine-tune, swap, "
         "fine-tune again)",
         default="before",
+        needs=CHANGE,
     ),
     flag(
         "--calibration_samples N",
@@ -87,6 +91,7 @@ COLLABORATIVE = (
         "--sites SITE...",
         "the attention to replace or compress, by role (enc-self, dec-self, dec-enc) or module path (default: all); "
         "--compress_budget also knows feed-forward blocks (enc-ffn, dec-ffn)",
+        needs=CHANGE,
     ),
     flag(
         "--score_terms TERMS",
@@ -100,11 +105,13 @@ DISTILLATION = (
         "after --collaborative or --compress_budget, before any other training: steps in which the changed attention "
         "learns to do what the original does, on 32 training examples each, without labels (default: none)",
         count_from_1,
+        needs=CHANGE,
     ),
     flag(
         "--distill_from NAME",
         "folder, or name on the Hub, of the original to learn from (default: the model before the change)",
         path,
+        needs="distill_steps",
     ),
 )
 
@@ -121,16 +128,7 @@ def check_swap(args: Namespace) -> None:
     if args.allocation == "balanced" and not args.calibration_samples:
         raise ArgumentError("--allocation balanced needs --calibration_samples")
     check_choice("--score_terms", args.score_terms, ("both", "content", "context"))
-    of_swap = "dim_shared_query_key", "dim_value", "kind", "allocation"
-    if not args.collaborative and any(getattr(args, name) != options_of(*SWAP)[name].default for name in of_swap):
-        raise ArgumentError(
-            "--dim_shared_query_key, --dim_value, --kind and --allocation have no effect without --collaborative"
-        )
-    if not wants_swap(args) and (args.sites, args.swap) != (None, "before"):
-        raise ArgumentError("--sites and --swap have no effect without --collaborative or --compress_budget")
     if args.compress_budget is None:
-        if given := [f"--{name}" for name in OF_COMPRESSION if getattr(args, name) is not None]:
-            raise ArgumentError(f"{' and '.join(given)} have no effect without --compress_budget")
         return
     if args.collaborative:
         raise ArgumentError(
@@ -180,11 +178,5 @@ def offered() -> list[str]:
 
 def check_distillation(args: Namespace) -> None:
     """Check the flags of the distillation against the other flags."""
-    if args.distill_steps is None:
-        if args.distill_from is not None:
-            raise ArgumentError("--distill_from needs --distill_steps")
-        return
-    if not wants_swap(args):
-        raise ArgumentError("--distill_steps needs --collaborative or --compress_budget: else there is nothing to mend")
-    if args.score_terms != "both":
+    if args.distill_steps is not None and args.score_terms != "both":
         raise ArgumentError("--distill_steps would learn what --score_terms leaves out: leave one of them out")

@@ -10,7 +10,7 @@ from collab_heads.errors import ArgumentError, DataError
 from collab_heads.files.conllu import Sentence, read_conllu
 from collab_heads.files.reading import parse_json, read_text
 from collab_heads.training.options.changes import wants_swap
-from collab_heads.training.options.parser import flag, options_of
+from collab_heads.training.options.parser import flag, needing, options_of
 from collab_heads.training.options.value_types import (
     count,
     count_from_1,
@@ -46,6 +46,7 @@ HEADS = (
         "loss; reconstruction, by how well the others can stand in for them, which the output projection then does, "
         "without labels; random",
         default="learned",
+        needs="target_heads",
     ),
     flag(
         "--gate_weight X",
@@ -104,8 +105,6 @@ def check_heads(args: Namespace) -> None:
     given = [f"--{name}" for name in OF_GATES if getattr(args, name) is not None]
     if len(given) > 1 and not (given[1:] == ["--alive_heads"] and learns_gates(args)):
         raise ArgumentError(f"{' and '.join(given)} exclude each other: one of them says which heads stay")
-    if args.head_selection != "learned" and args.target_heads is None:
-        raise ArgumentError(f"--head_selection {args.head_selection} needs --target_heads")
     if args.gated_sites and (given in ([], ["--alive_heads"]) or isinstance(args.target_heads, Mapping)):
         raise ArgumentError(
             "--gated_sites goes with --gate_weight or a total for --target_heads; the others name their own"
@@ -131,34 +130,39 @@ def check_heads(args: Namespace) -> None:
 
 # ---- alphas, and penalties that keep heads apart
 
-OF_GROWTH = ("alpha_growth_beside", "alpha_growth_radius")
-OF_ALPHAS = ("alpha_sites", "alpha_start", "alpha_growth_weight", *OF_GROWTH, "alpha_learning_rate")
-
 ALPHAS = (
     flag("--alpha_mixing", "learn to replace every head by a combination of its layer's heads"),
-    flag(
-        "--alpha_sites SITE...",
-        "where heads are mixed: roles (enc-self, dec-self, dec-enc) or module paths (default: everywhere)",
+    *needing(
+        "alpha_mixing",
+        flag(
+            "--alpha_sites SITE...",
+            "where heads are mixed: roles (enc-self, dec-self, dec-enc) or module paths (default: everywhere)",
+        ),
+        flag(
+            "--alpha_start X", "share of the steps after which the alphas begin to learn (default: 0)", share_of_steps
+        ),
+        flag(
+            "--alpha_growth_weight G",
+            "gamma: how strongly the nuclear norms of the alphas are pushed to grow, one number or one per role, such "
+            "as enc-self=0.05,dec-enc=0. A role of 0 keeps its alphas fixed; a role that is not named learns without a "
+            "push (default: no push)",
+            per_role(not_negative),
+        ),
+        flag("--alpha_learning_rate LR", "peak learning rate of the alphas (default: --learning_rate)", positive),
     ),
-    flag("--alpha_start X", "share of the steps after which the alphas begin to learn (default: 0)", share_of_steps),
-    flag(
-        "--alpha_growth_weight G",
-        "gamma: how strongly the nuclear norms of the alphas are pushed to grow, one number or one per role, such as "
-        "enc-self=0.05,dec-enc=0. A role of 0 keeps its alphas fixed; a role that is not named learns without a push "
-        "(default: no push)",
-        per_role(not_negative),
+    *needing(
+        "alpha_growth_weight",
+        flag(
+            "--alpha_growth_beside LOSS",
+            "the loss that gamma is meant for: mean, as here; sum, over the target tokens of a step, as the 40 of Azov "
+            "and Landau: gamma is then divided by their number (for classifiers, by the examples) (default: mean)",
+        ),
+        flag(
+            "--alpha_growth_radius R",
+            "no push in a step in which the norm has grown by this much (default: 1e-4)",
+            positive,
+        ),
     ),
-    flag(
-        "--alpha_growth_beside LOSS",
-        "the loss that gamma is meant for: mean, as here; sum, over the target tokens of a step, as the 40 of Azov and "
-        "Landau: gamma is then divided by their number (for classifiers, by the examples) (default: mean)",
-    ),
-    flag(
-        "--alpha_growth_radius R",
-        "no push in a step in which the norm has grown by this much (default: 1e-4)",
-        positive,
-    ),
-    flag("--alpha_learning_rate LR", "peak learning rate of the alphas (default: --learning_rate)", positive),
     flag(
         "--disagreement_weight X",
         "weight of a penalty for heads of a layer whose outputs are alike (mean cosine), one number or one per role "
@@ -169,34 +173,27 @@ ALPHAS = (
         "--fold_heads",
         "at the end, multiply gates and alphas into the output projection: a checkpoint that loads without this "
         "package",
+        needs="alpha_mixing target_heads gate_weight alive_heads",
     ),
     flag(
-        "--save_head_statistics", "at the end, write confidence, similarity and alphas of all heads to head_statistics/"
+        "--save_head_statistics",
+        "at the end, write confidence, similarity and alphas of all heads to head_statistics/",
+        needs="output_dir",
     ),
 )
 
 
 def check_alphas(args: Namespace) -> None:
     """Check the flags of mixing heads against each other and the other flags."""
-    given = [f"--{name}" for name in OF_ALPHAS if getattr(args, name) is not None]
-    if given and not args.alpha_mixing:
-        raise ArgumentError(f"{', '.join(given)} need --alpha_mixing")
-    for name in OF_GROWTH:
-        if getattr(args, name) is not None and args.alpha_growth_weight is None:
-            raise ArgumentError(f"--{name} needs --alpha_growth_weight")
     if args.alpha_growth_beside is not None:
         check_choice("--alpha_growth_beside", args.alpha_growth_beside, LOSS_KINDS)
     for name in ("alpha_mixing", "disagreement_weight"):
         if getattr(args, name) and not trains(args):
             raise ArgumentError(f"--{name} acts in training: there are no training steps")
-    if args.save_head_statistics and args.output_dir is None:
-        raise ArgumentError("--save_head_statistics needs --output_dir")
     if args.fold_heads and wants_swap(args):
         raise ArgumentError("--fold_heads makes a stock checkpoint, which cannot be --collaborative or compressed")
     if args.alpha_mixing and args.compress_budget is not None and args.swap == "after":
         raise ArgumentError("--compress_budget cannot compress mixed heads: --swap before or between mixes afterwards")
-    if args.fold_heads and not (args.alpha_mixing or wants_gates(args)):
-        raise ArgumentError("--fold_heads needs --alpha_mixing, or flags that gate or remove heads")
 
 
 def acts_in_training(args: Namespace) -> bool:
@@ -229,24 +226,27 @@ ROTATION = (
         "what the policy ranks heads by: confidence; output_distance (l2), of their outputs; map_distance (pairwise), "
         "of their attention maps; base; wasserstein; one, or one per role (default: confidence)",
         per_role(str.strip, what="name"),
+        needs="rotate",
     ),
     *(
         flag(
             f"--rotation_{name} N",
             f"{text}; one number, or one per role, such as enc-self=2 (default: {default})",
             per_role(count),
+            needs="rotate",
         )
         for name, (text, default) in NUMBERS.items()
     ),
-    flag("--rotation_sites ROLE...", "roles whose heads change places: enc-self, dec-self, dec-enc (default: all)"),
+    flag(
+        "--rotation_sites ROLE...",
+        "roles whose heads change places: enc-self, dec-self, dec-enc (default: all)",
+        needs="rotate",
+    ),
 )
 
 
 def check_rotation(args: Namespace) -> None:
     """Check the flags of head rotation against each other and the other flags."""
-    given = [f"--rotation_{name}" for name in OF_ROTATE if getattr(args, f"rotation_{name}") is not None]
-    if given and not args.rotate:
-        raise ArgumentError(f"{', '.join(given)} need --rotate")
     if args.rotate and args.rotation_schedule:
         raise ArgumentError("--rotate and --rotation_schedule exclude each other: one of them says what swaps")
     if args.rotate:
@@ -286,18 +286,29 @@ def wants_rotation(args: Namespace) -> bool:
 LOSS = "loss"  # measured without each head unless another metric is named
 
 ANALYSIS = (
-    flag("--analyze", "at the end, write a report on the heads, tables and pictures, to head_report/"),
-    flag("--analyze_samples N", "validation examples that heads are looked at on (default: all)", count_from_1),
+    flag(
+        "--analyze",
+        "at the end, write a report on the heads, tables and pictures, to head_report/",
+        needs="output_dir",
+    ),
+    flag(
+        "--analyze_samples N",
+        "validation examples that heads are looked at on (default: all)",
+        count_from_1,
+        needs="analyze analyze_every",
+    ),
     flag(
         "--analyze_every N|epoch",
         "every N optimizer steps, or after every epoch, note how sure heads are, how open their gates, and how they "
         "are mixed; at the end draw it, still and moving, in head_history/",
         interval,
+        needs="output_dir",
     ),
     flag(
         "--analyze_treebank FILE",
         "CoNLL-U file in the input's language: the report also shows which heads follow its dependencies",
         path,
+        needs="analyze",
     ),
     flag(
         "--analyze_ablation METRIC",
@@ -305,29 +316,23 @@ ANALYSIS = (
         default=False,
         nargs="?",
         const=LOSS,
+        needs="analyze",
     ),
 )
 PREFIXES = flag(
     "--analyze_prefixes KIND...",
     "for --analyze: what the decoder has read when contributions of source and target are measured, some of reference, "
     "own (the model's translations) and random (those of other sentences) (default: reference)",
+    needs="analyze",
 )
 
 
 def check_analysis(args: Namespace) -> None:
     """Make all checks of these flags that need neither model nor data; a treebank is read once."""
-    for name in ("analyze_treebank", "analyze_ablation", "analyze_prefixes"):
-        if getattr(args, name, None) and not args.analyze:
-            raise ArgumentError(f"--{name} has no effect without --analyze")
     for kind in getattr(args, "analyze_prefixes", None) or ():
         check_choice("--analyze_prefixes", kind, PREFIX_KINDS)
-    if args.analyze_samples and not (args.analyze or args.analyze_every):
-        raise ArgumentError("--analyze_samples has no effect without --analyze or --analyze_every")
-    for name in ("analyze", "analyze_every"):
-        if getattr(args, name):
-            if args.output_dir is None:
-                raise ArgumentError(f"--{name} needs --output_dir")
-            check_extra("plots", "pictures")
+    if args.analyze or args.analyze_every:
+        check_extra("plots", "pictures")
     if args.analyze_every:
         check_extra("train", "pictures that move", ["pillow"])
         if not trains(args):

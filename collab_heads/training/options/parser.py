@@ -26,10 +26,11 @@ Parse = Callable[[str], Any]
 
 
 class Flag(NamedTuple):
-    """A flag: its name, with the two hyphens unless it is positional, and the arguments of argparse."""
+    """A flag: its name, with the two hyphens unless it is positional, the arguments of argparse, and what it needs."""
 
     name: str
     settings: dict[str, Any]
+    needs: tuple[str, ...] = ()
 
 
 def flag(
@@ -40,6 +41,7 @@ def flag(
     *,
     of: tuple[str, str] | None = None,
     option: str | None = None,
+    needs: str = "",
     **settings: Any,
 ) -> Flag:
     """Declare a flag.
@@ -51,12 +53,15 @@ def flag(
         default: if the flag is not given.
         of: module and function whose option this is; type, number of values and default are those of the signature.
         option: name of that option, if it is not that of the flag.
+        needs: names of flags, with a space between. Without one of them this one has no effect, and is refused where
+            users would wait for one; settings of what a run does not do are no request, and pass.
         settings: other arguments of `add_argument`.
     """
     name, _, metavar = spec.partition(" ")
     made: dict[str, Any] = {"help": help}
     if not metavar and name.startswith("-"):
-        return Flag(name, made | {"action": "store_true", "default": default or False} | settings)
+        made |= {"action": "store_true", "default": default or False}
+        return Flag(name, made | settings, tuple(needs.split()))
     several = metavar.endswith("...")
     if of is not None:
         found = options_of(*of)[option or name.removeprefix("--")]
@@ -65,7 +70,12 @@ def flag(
     made |= {"metavar": metavar.removesuffix("..."), "default": default}
     made |= {"nargs": "+"} if several else {}
     made |= {"type": parse} if parse is not None else {}
-    return Flag(name, made | settings)
+    return Flag(name, made | settings, tuple(needs.split()))
+
+
+def needing(needs: str, *flags: Flag) -> list[Flag]:
+    """Return flags that have no effect without one of others, as `flag` takes them."""
+    return [each._replace(needs=tuple(needs.split())) for each in flags]
 
 
 class Option(NamedTuple):
@@ -122,12 +132,15 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *, allow_abbrev: bool = False, formatter_class: type[Help] = Help, **options: Any):
         super().__init__(allow_abbrev=allow_abbrev, formatter_class=formatter_class, **options)
+        self.needs: dict[tuple[str, ...], dict[str, Any]] = {}  # what is needed -> by whom, with their defaults
 
     def add(self, *flags: Flag, group: str | None = None) -> None:
         """Add flags, under the title of a group if there is one."""
         target = self if group is None else self.add_argument_group(group)
         for each in flags:
-            target.add_argument(each.name, **each.settings)
+            action = target.add_argument(each.name, **each.settings)
+            if each.needs:
+                self.needs.setdefault(each.needs, {})[action.dest] = action.default
 
     # argparse declares three overloads; this one signature takes all of their arguments
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
@@ -144,11 +157,23 @@ class Parser(argparse.ArgumentParser):
         others = [each.split("=")[0] for each in args if each.startswith("--")]
         if getattr(parsed, "demo", None) and (given := [each for each in others if each not in WITH_DEMO]):
             raise ArgumentError(f"--demo has flags of its own: leave out {', '.join(given)}")
+        self.check_needs(parsed)
         return parsed
 
     def print_help(self, file: Any = None) -> None:
         """Print the help; argparse would pass over an error of the output."""
         print(self.format_help(), end="", file=file, flush=True)
+
+    def check_needs(self, args: argparse.Namespace) -> None:
+        """Raise ArgumentError for flags that have no effect without another."""
+        for needs, defaults in self.needs.items():
+            values = [getattr(args, name, None) for name in needs]
+            if any(value is not None and value is not False for value in values):  # 0 is a value
+                continue
+            if given := [f"--{name}" for name, default in defaults.items() if getattr(args, name) != default]:
+                *most, last = (f"--{name}" for name in needs)
+                one = f"{', '.join(most)} or {last}" if most else last
+                raise ArgumentError(f"{', '.join(given)} {'needs' if len(given) == 1 else 'need'} {one}")
 
     def check_known(self, flags: Iterable[str]) -> None:
         """Raise ArgumentError for the first unknown flag, with the nearest one."""

@@ -7,7 +7,7 @@ from collab_heads.base.checks import check_choice
 from collab_heads.errors import ArgumentError
 from collab_heads.training.options.changes import check_distillation, check_fit, check_smaller, check_swap
 from collab_heads.training.options.heads import check_alphas, check_analysis, check_heads, check_rotation
-from collab_heads.training.options.parser import Flag, Parse, flag
+from collab_heads.training.options.parser import Flag, Parse, flag, needing
 from collab_heads.training.options.value_types import (
     AUTO,
     below_1,
@@ -108,26 +108,37 @@ OUTPUT = (
         "folder for the model, results and checkpoints; must be new or empty (default: nothing is written)",
         path,
     ),
-    flag("--overwrite_output_dir", "replace what an earlier run wrote to --output_dir"),
-    flag(
-        "--checkpointing_steps N|epoch",
-        "save a checkpoint every N steps, or after every epoch (default: none)",
-        interval,
+    *needing(
+        "output_dir",
+        flag("--overwrite_output_dir", "replace what an earlier run wrote to --output_dir"),
+        flag(
+            "--checkpointing_steps N|epoch",
+            "save a checkpoint every N steps, or after every epoch (default: none)",
+            interval,
+        ),
+        flag(
+            "--resume_from_checkpoint DIR",
+            "checkpoint folder to resume from; without a value, the newest one in --output_dir",
+            path,
+            nargs="?",
+            const="latest",
+        ),
+        flag("--with_tracking", "log losses and metrics to an experiment tracker"),
+        flag("--push_to_hub", "upload the final model to the Hub"),
     ),
-    flag("--save_total_limit N", "keep only the N newest checkpoints (default: all)", count_from_1),
     flag(
-        "--resume_from_checkpoint DIR",
-        "checkpoint folder to resume from; without a value, the newest one in --output_dir",
-        path,
-        nargs="?",
-        const="latest",
+        "--save_total_limit N",
+        "keep only the N newest checkpoints (default: all)",
+        count_from_1,
+        needs="checkpointing_steps",
     ),
-    flag("--with_tracking", "log losses and metrics to an experiment tracker"),
-    flag("--report_to NAME", "tracker: tensorboard, wandb, ... or all", default="tensorboard"),
+    flag("--report_to NAME", "tracker: tensorboard, wandb, ... or all", default="tensorboard", needs="with_tracking"),
     flag("--logging_steps N", "log the mean loss every N steps", count_from_1, 50),
-    flag("--push_to_hub", "upload the final model to the Hub"),
-    flag("--hub_model_id NAME", "repository to upload to (default: the name of --output_dir)"),
-    flag("--hub_token TOKEN", "access token of the Hub (default: that of `hf auth login` or HF_TOKEN)"),
+    *needing(
+        "push_to_hub",
+        flag("--hub_model_id NAME", "repository to upload to (default: the name of --output_dir)"),
+        flag("--hub_token TOKEN", "access token of the Hub (default: that of `hf auth login` or HF_TOKEN)"),
+    ),
 )
 
 
@@ -151,11 +162,6 @@ def check_together(args: Namespace) -> None:
         raise ArgumentError(f"--model_name_or_path is missing: a folder, or a name on the Hub{other} (or run --demo)")
     check_swap(args)
     check_distillation(args)
-    if args.output_dir is None:
-        names = "overwrite_output_dir", "checkpointing_steps", "resume_from_checkpoint", "with_tracking", "push_to_hub"
-        for name in names:
-            if getattr(args, name):
-                raise ArgumentError(f"--{name} needs --output_dir")
     check_early_stopping(args)
     if args.lr_scheduler_type == "constant" and (args.num_warmup_steps or args.warmup_ratio):
         raise ArgumentError("--lr_scheduler_type constant has no warm-up: choose constant_with_warmup")

@@ -9,7 +9,7 @@ from collab_heads.data.glue_tasks import TASKS
 from collab_heads.errors import ArgumentError, DataError
 from collab_heads.sites.state import MIXING_INITS
 from collab_heads.training.options.heads import learns_gates, trains
-from collab_heads.training.options.parser import Flag, flag
+from collab_heads.training.options.parser import Flag, flag, needing
 from collab_heads.training.options.value_types import (
     AUTO,
     count,
@@ -28,25 +28,29 @@ PAD = "--pad_to_max_length"
 
 GLUE = (
     flag("--task_name TASK", f"GLUE task: {', '.join(TASKS)}"),
-    flag("--data_dir DIR", "folder with GLUE's TSV files (default: download from the Hub)", path),
+    flag("--data_dir DIR", "folder with GLUE's TSV files (default: download from the Hub)", path, needs="task_name"),
     flag(
         "--train_file FILE",
         f"your own training examples, instead of --task_name: {TABLE}, with a label and one or two columns of text",
         path,
     ),
     flag("--validation_file FILE", "your own validation examples", path),
-    flag("--test_file FILE", "your own test examples, for --do_predict; no labels needed", path),
-    flag("--label_column NAME", "column of the label in your own files", default="label"),
-    flag(
-        "--text_columns NAME...",
-        "one or two columns of text in your own files (default: sentence1 and sentence2, or those beside the label)",
+    flag("--test_file FILE", "your own test examples, for --do_predict; no labels needed", path, needs="do_predict"),
+    *needing(
+        "train_file",
+        flag("--label_column NAME", "column of the label in your own files", default="label"),
+        flag(
+            "--text_columns NAME...",
+            "one or two columns of text in your own files (default: sentence1 and sentence2, or those beside the "
+            "label)",
+        ),
     ),
     flag("--skip_bad_rows", "leave out TSV rows with a wrong number of fields, instead of refusing the file"),
     flag("--max_length N", "cut texts to this many tokens", count_from_1, 128),
     flag(PAD, "pad every text to --max_length (default: to the longest of its batch)"),
     flag("--max_train_samples N", "use only the first N training examples", count_from_1),
     flag("--max_eval_samples N", "use only the first N validation examples", count_from_1),
-    flag("--do_predict", "write predictions for the test examples to predictions/"),
+    flag("--do_predict", "write predictions for the test examples to predictions/", needs="output_dir"),
 )
 
 
@@ -58,12 +62,8 @@ def check_glue(args: Namespace) -> None:
         check_choice("--task_name", args.task_name, TASKS)
         if any(files) or args.test_file:
             raise ArgumentError("--task_name and files of your own exclude each other")
-        if args.text_columns:
-            raise ArgumentError("--text_columns is for files of your own: without --task_name")
     elif not all(files):
         raise ArgumentError("give --task_name, or --train_file and --validation_file")
-    elif args.data_dir:
-        raise ArgumentError("--data_dir needs --task_name")
     if args.text_columns and len(args.text_columns) > 2:
         raise ArgumentError(f"--text_columns names {len(args.text_columns)} columns: give one or two")
     if args.num_train_epochs == AUTO:
@@ -72,10 +72,6 @@ def check_glue(args: Namespace) -> None:
         args.num_train_epochs = TASKS[args.task_name].epochs
     if args.do_predict and args.task_name is None and not args.test_file:
         raise ArgumentError("--do_predict needs --test_file")
-    if args.test_file and not args.do_predict:
-        raise ArgumentError("--test_file has no effect without --do_predict")
-    if args.do_predict and args.output_dir is None:
-        raise ArgumentError("--do_predict needs --output_dir")
 
 
 # ---- models from scratch
@@ -164,7 +160,12 @@ FOLDER = "images, in it a folder for every class: DIR/CLASS/*.png"
 IMAGES = (
     flag("--train_dir DIR", f"folder of the training {FOLDER}", path),
     flag("--validation_dir DIR", f"folder of the validation {FOLDER}", path),
-    flag("--test_dir DIR", f"folder of the test {FOLDER}, measured at the end; predictions go to predictions/", path),
+    flag(
+        "--test_dir DIR",
+        f"folder of the test {FOLDER}, measured at the end; predictions go to predictions/",
+        path,
+        needs="output_dir",
+    ),
     flag("--max_train_samples N", "use only N training images, as many of each class", count_from_1),
     flag("--max_eval_samples N", "use only N validation images, likewise", count_from_1),
     flag(
@@ -182,8 +183,6 @@ def check_images(args: Namespace) -> None:
         raise ArgumentError(
             "give --train_dir and --validation_dir, with a folder of images for every class (or run --demo)"
         )
-    if args.test_dir and args.output_dir is None:
-        raise ArgumentError("--test_dir needs --output_dir, where predictions are written")
     if args.horizontal_flip > 1:
         raise ArgumentError(f"--horizontal_flip {args.horizontal_flip} is a probability: 1 at most")
     for name in ("group_by_length", "analyze_treebank"):
@@ -225,7 +224,7 @@ TRANSLATION_SCRATCH = (
 )
 PAIRS = (
     flag("--dataset_name NAME", "data set on the Hub, with a column `translation` or one column per language", path),
-    flag("--dataset_config_name NAME", "configuration of that data set"),
+    flag("--dataset_config_name NAME", "configuration of that data set", needs="dataset_name"),
     *(
         flag(f"--{split}_file FILE...", f"{TABLE}, or two text files with a sentence a line, the source first", path)
         for split in ("train", "validation", "test")
@@ -274,12 +273,13 @@ TRANSLATION = (
         "longest translation that the model makes, in tokens (default: --max_target_length)",
         count_from_1,
     ),
-    flag("--load_best_model_at_end", "end with the weights of the evaluation with best BLEU"),
+    flag("--load_best_model_at_end", "end with the weights of the evaluation with best BLEU", needs="output_dir"),
     flag(
         "--average_checkpoints N",
         "end with the mean of the weights of the last N checkpoints; 0: with the last weights",
         count,
         0,
+        needs="checkpointing_steps",
     ),
 )
 
@@ -317,8 +317,6 @@ def check_translation(args: Namespace) -> None:
 
 
 def check_final_weights(args: Namespace) -> None:
-    if args.average_checkpoints and not args.checkpointing_steps:
-        raise ArgumentError("--average_checkpoints needs --checkpointing_steps")
     if args.average_checkpoints and args.save_total_limit and args.save_total_limit < args.average_checkpoints:
         raise ArgumentError(
             f"--save_total_limit {args.save_total_limit} keeps fewer than --average_checkpoints "
@@ -326,8 +324,6 @@ def check_final_weights(args: Namespace) -> None:
         )
     if args.load_best_model_at_end and args.average_checkpoints:
         raise ArgumentError("--load_best_model_at_end and --average_checkpoints exclude each other")
-    if args.load_best_model_at_end and args.output_dir is None:
-        raise ArgumentError("--load_best_model_at_end needs --output_dir")
     other = "--load_best_model_at_end" if args.load_best_model_at_end else "--average_checkpoints"
     if (args.load_best_model_at_end or args.average_checkpoints) and learns_gates(args):
         raise ArgumentError(

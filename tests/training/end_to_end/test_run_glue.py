@@ -349,8 +349,9 @@ def test_broken_data_is_refused_before_anything_is_written(kind, message, bert, 
 
 def test_a_glue_folder_is_read(bert, tmp_path):
     data = ["--task_name", "MRPC", "--data_dir", str(broken(tmp_path / "glue", "good"))]
-    with pytest.raises(CollabHeadsError, match="--text_columns is for files of your own"):
-        run(bert, data, None, "--text_columns", "#1 String")
+    for name in ("text_columns", "label_column"):
+        with pytest.raises(CollabHeadsError, match=f"--{name} needs --train_file"):
+            run(bert, data, None, f"--{name}", "#1 String")
     results = run(bert, data, None, "--max_train_steps", 1)
     assert set(results["stages"]["fine_tuned"]) == {"accuracy", "f1"}
 
@@ -362,7 +363,7 @@ def test_a_glue_folder_is_read(bert, tmp_path):
         (("--task_name", "mrpc"), "--task_name and files of your own exclude each other"),
         (("--text_columns", "a", "b", "c"), "--text_columns names 3 columns: give one or two"),
         (("--text_columns", "sentense1"), r"has no column 'sentense1' \(did you mean 'sentence1'\?\)"),
-        (("--dim_shared_query_key", 8), "have no effect without --collaborative"),
+        (("--dim_shared_query_key", 8), "--dim_shared_query_key needs --collaborative"),
         (("--collaborative", "--dim_shared_query_key", 9000), "9000"),
         (("--collaborative", "--kind", "per-head"), r"unknown --kind 'per-head' \(did you mean 'per_head'\?\)"),
         (("--lerning_rate", 1), r"unknown flag '--lerning_rate' \(did you mean '--learning_rate'\?\)"),
@@ -373,7 +374,7 @@ def test_a_glue_folder_is_read(bert, tmp_path):
         (("--resume_from_checkpoint",), "holds no finished checkpoint"),
         (("--with_tracking", "--report_to", "tensorbord"), r"did you mean 'tensorboard'"),
         (("--do_predict",), "--do_predict needs --test_file"),
-        (("--test_file", "x.csv"), "--test_file has no effect without --do_predict"),
+        (("--test_file", "x.csv"), "--test_file needs --do_predict"),
         (("--model_name_or_path", "/nowhere"), "cannot load AutoConfig from '/nowhere'"),
     ),
 )

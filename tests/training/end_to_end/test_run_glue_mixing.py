@@ -406,7 +406,7 @@ def test_two_processes_take_the_steps_of_one(files, tmp_path):
     "more, message",
     (
         (("--alpha_mixing", "--alpha_sites", "dec-self"), "the model has no dec-self attention"),
-        (("--alpha_start", 0.2), "--alpha_start need --alpha_mixing"),
+        (("--alpha_start", 0.2), "--alpha_start needs --alpha_mixing"),
         (("--disagreement_weight", "dec-self=1"), "unknown role in --disagreement_weight 'dec-self'"),
         (("--alpha_mixing", "--max_train_steps", 0), "--alpha_mixing acts in training"),
         (("--fold_heads",), "--fold_heads needs"),

@@ -37,14 +37,14 @@ def test_values_are_refused(parse, flags, message):
     "flags, message",
     (
         ("--alpha_start 0.3 --alpha_sites enc-self", "--alpha_sites, --alpha_start need --alpha_mixing"),
-        ("--alpha_growth_weight 40", "need --alpha_mixing"),
+        ("--alpha_growth_weight 40", "--alpha_growth_weight needs --alpha_mixing"),
         ("--alpha_mixing --alpha_growth_radius 1e-3", "--alpha_growth_radius needs --alpha_growth_weight"),
         ("--alpha_mixing --alpha_growth_beside sum", "--alpha_growth_beside needs --alpha_growth_weight"),
         ("--alpha_mixing --alpha_growth_weight 40 --alpha_growth_beside tokens", "unknown --alpha_growth_beside 'tok"),
         ("--alpha_mixing --max_train_steps 0", "--alpha_mixing acts in training"),
         ("--disagreement_weight 1 --num_train_epochs 0", "--disagreement_weight acts in training"),
         ("--alpha_mixing --fold_heads --collaborative", "cannot be --collaborative"),
-        ("--fold_heads", "--fold_heads needs --alpha_mixing, or"),
+        ("--fold_heads", "--fold_heads needs --alpha_mixing, --target_heads, --gate_weight or --alive_heads$"),
         ("--save_head_statistics", "--save_head_statistics needs --output_dir"),
     ),
 )

@@ -29,8 +29,8 @@ def test_wrong_values_are_refused(flags, message, parse):
     "flags, message",
     (
         ("--rotation_count 2 --rotation_sites enc-self", "--rotation_count, --rotation_sites need --rotate"),
-        ("--rotation_metric l2", "--rotation_metric need --rotate"),
-        ("--rotation_schedule f --rotation_end 3", "--rotation_end need --rotate"),
+        ("--rotation_metric l2", "--rotation_metric needs --rotate"),
+        ("--rotation_schedule f --rotation_end 3", "--rotation_end needs --rotate"),
         ("--rotate hard --rotation_schedule f", "exclude each other"),
         ("--rotate hart", r"unknown --rotate 'hart' \(did you mean 'hard'\?\)"),
         ("--rotate enc-self=soft,dec-enc=hart", r"unknown --rotate 'hart' \(did you mean 'hard'\?\)"),

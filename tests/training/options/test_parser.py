@@ -1,9 +1,10 @@
-"""The parser: what --help says."""
+"""The parser: what --help says, and flags that need others."""
 
 import pytest
 
 from collab_heads.command import main
-from collab_heads.training.options.parser import Parser
+from collab_heads.errors import ArgumentError
+from collab_heads.training.options.parser import Parser, flag, needing
 from collab_heads.training.options.value_types import count
 
 
@@ -30,3 +31,42 @@ def test_defaults_in_the_help():
     ends = [line.split("  ")[-1].strip() for line in parser.format_help().splitlines()]
     assert ends[-4:] == ["a number (default: 0)", "some (default: all)", "a text", "a switch"]
     assert "positional" in ends
+
+
+@pytest.fixture
+def parser():
+    made = Parser(prog="x")
+    made.add(
+        flag("--price X", "a price", float),
+        flag("--on", "a switch"),
+        flag("--rate X", "a rate", float, 0.1, needs="price on"),
+        *needing("on", flag("--names NAME...", "names"), flag("--all", "all of them")),
+    )
+    return made
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    (
+        ("--rate 0.2", "^--rate needs --price or --on$"),
+        ("--price 1 --names a b", "^--names needs --on$"),
+        ("--price 1 --names a --all", "^--names, --all need --on$"),
+    ),
+)
+def test_flags_that_need_others(flags, message, parser):
+    with pytest.raises(ArgumentError, match=message):
+        parser.parse_args(flags.split())
+
+
+@pytest.mark.parametrize("flags", ("", "--rate 0.1", "--price 0 --rate 0.2", "--on --rate 0.2 --names a --all"))
+def test_flags_that_have_what_they_need(flags, parser):
+    """The default is no request, and 0 is a value."""
+    parser.parse_args(flags.split())
+
+
+def test_flags_of_a_file_need_others_too(parser, tmp_path):
+    """The file replaces the defaults, which requests are compared with."""
+    (tmp_path / "flags.json").write_text('{"rate": 0.3, "all": false}')
+    with pytest.raises(ArgumentError, match=r"^--rate needs --price or --on$"):
+        parser.parse_args([str(tmp_path / "flags.json")])
+    assert parser.parse_args([str(tmp_path / "flags.json"), "--on"]).rate == 0.3

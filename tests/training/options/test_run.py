@@ -142,10 +142,13 @@ def test_what_can_be_uploaded(parse, hub, monkeypatch):
 
 
 def test_flags_mean_what_they_say(parse):
-    args = parse("--checkpointing_steps", "epoch", "--resume_from_checkpoint", "--sites", "enc-self", "dec-enc")
+    wanted = ["--output_dir", "o", "--collaborative"]
+    args = parse(
+        *wanted, "--checkpointing_steps", "epoch", "--resume_from_checkpoint", "--sites", "enc-self", "dec-enc"
+    )
     assert (args.checkpointing_steps, args.resume_from_checkpoint) == ("epoch", "latest")
     assert args.sites == ["enc-self", "dec-enc"]
-    assert parse("--resume_from_checkpoint", "here").resume_from_checkpoint == "here"
+    assert parse("--output_dir", "o", "--resume_from_checkpoint", "here").resume_from_checkpoint == "here"
     assert parse().resume_from_checkpoint is None
 
 
@@ -157,8 +160,8 @@ def test_flags_mean_what_they_say(parse):
         ("--score_terms contnt", r"did you mean 'content'"),
         ("--mixed_precision fp8", "unknown --mixed_precision 'fp8'"),
         ("--lr_scheduler_type liner", r"did you mean 'linear'"),
-        ("--swap after", "without --collaborative"),
-        ("--sites enc-self", "without --collaborative"),
+        ("--swap after", "needs --collaborative"),
+        ("--sites enc-self", "needs --collaborative"),
         ("--push_to_hub", "--push_to_hub needs --output_dir"),
         ("--checkpointing_steps 5", "--checkpointing_steps needs --output_dir"),
         ("--warmup_ratio 0.1 --num_warmup_steps 3", "--warmup_ratio is a share from 0 to 1"),
@@ -167,6 +170,9 @@ def test_flags_mean_what_they_say(parse):
         ("--lr_scheduler_type constant --warmup_ratio 0.1", "constant has no warm-up: choose constant_with_warmup"),
         ("--lr_scheduler_type polynomial --learning_rate 1e-7", "polynomial ends at 1e-07; give a higher one"),
         ("--overwrite_output_dir", "--overwrite_output_dir needs --output_dir"),
+        ("--save_total_limit 2", "--save_total_limit needs --checkpointing_steps$"),
+        ("--report_to all", "--report_to needs --with_tracking$"),
+        ("--hub_model_id m --hub_token t", "--hub_model_id, --hub_token need --push_to_hub$"),
     ),
 )
 def test_flags_that_do_not_go_together_are_refused(flags, message, parse):
@@ -211,16 +217,16 @@ def test_a_continued_run_may_differ_in_where_it_writes_and_in_nothing_else(parse
         "--learning_rate 1",
         "--seed 1",
         "--collaborative",
-        "--dim_shared_query_key 8",
+        "--dim_shared_query_key 8 --collaborative",
         "--gradient_accumulation_steps 2",
         "--mixed_precision bf16",
         "--score_terms content",
         "--group_by_length",
         "--max_train_steps 7",
     ):
-        name = flags.split()[0].removeprefix("--")
+        names = {each.removeprefix("--") for each in flags.split() if each.startswith("--")}
         other = fingerprint(parse(*flags.split()))
-        assert {key for key in first if first[key] != other[key]} == {name}
+        assert {key for key in first if first[key] != other[key]} == names
 
 
 @pytest.mark.parametrize("task, epochs", (("rte", 10), ("SST2", 10), ("mrpc", 3), ("wnli", 3), ("cola", 3)))

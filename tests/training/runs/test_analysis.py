@@ -154,10 +154,10 @@ def test_a_recorder_keeps_some_hundred_steps_and_the_last():
 @pytest.mark.parametrize(
     "more, error, said",
     (
-        (("--analyze_samples", "3"), ArgumentError, "--analyze_samples has no effect without --analyze"),
-        (("--analyze_treebank", "x"), ArgumentError, "--analyze_treebank has no effect"),
-        (("--analyze_prefixes", "own"), ArgumentError, "--analyze_prefixes has no effect"),
-        (("--analyze_ablation",), ArgumentError, "--analyze_ablation has no effect"),
+        (("--analyze_samples", "3"), ArgumentError, "--analyze_samples needs --analyze or --analyze_every"),
+        (("--analyze_treebank", "x"), ArgumentError, "--analyze_treebank needs --analyze$"),
+        (("--analyze_prefixes", "own"), ArgumentError, "--analyze_prefixes needs --analyze$"),
+        (("--analyze_ablation",), ArgumentError, "--analyze_ablation needs --analyze$"),
         (("--analyze", "--analyze_treebank", "missing.conllu"), DataError, "missing.conllu"),
     ),
 )
