@@ -108,10 +108,10 @@ def pairs_of(where: str | Path, rows: Sequence[Mapping], source: str, target: st
 
 
 def columns_of(where: str | Path, rows: Sequence[Mapping], names: Sequence[str]) -> list[list[str]]:
-    """Return the texts of some columns, which may be inside of a column `translation`; "" where there is null."""
+    """Return the texts of some columns, or what a column `translation` holds of them; "" where there is null."""
     if not rows:
         raise DataError(f"{where} has no rows")
-    if TRANSLATION in rows[0] and TRANSLATION not in names:
+    if TRANSLATION in rows[0] and TRANSLATION not in names and not set(names) <= rows[0].keys():
         rows = [row.get(TRANSLATION) or {} for row in rows]
         for number, row in enumerate(rows, 1):
             if not isinstance(row, Mapping):

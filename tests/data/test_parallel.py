@@ -132,7 +132,7 @@ def tables(write, rows) -> list:
     """The same rows in every kind of table."""
     lines = [json.dumps(row) for row in rows]
     found = [write("\n".join(lines), "x.jsonl"), write("[" + ",".join(lines) + "]", "x.json")]
-    if "translation" not in rows[0]:
+    if isinstance(rows[0].get("translation"), str | None):
         for separator, name in ((",", "x.csv"), ("\t", "x.tsv")):
             cells = [list(rows[0]), *(row.values() for row in rows)]
             found.append(write("".join(separator.join(row) + "\n" for row in cells), name))
@@ -142,7 +142,8 @@ def tables(write, rows) -> list:
 def test_tables_with_a_column_per_language_or_one_for_both(write):
     columns = [{"en": en, "id": "7", "de": de} for de, en in PAIRS]
     nested = [{"id": "7", "translation": {"en": en, "fr": "non", "de": de}} for de, en in PAIRS]
-    for rows, number in ((columns, 4), (nested, 2)):
+    beside = [{**row, "translation": "another text"} for row in columns]
+    for rows, number in ((columns, 4), (nested, 2), (beside, 4)):
         found = tables(write, rows)
         assert len(found) == number
         for path in found:
