@@ -11,7 +11,7 @@ from collab_heads.training.options.value_types import count, count_from_1, path,
 SWAPS = ("before", "after", "between")
 SWAP = ("collaborative.swap", "swap_to_collaborative")
 COMPRESSED = options_of("compression.compress", "compress")["kind"].default
-CHANGE = "collaborative compress_budget"
+CHANGE = "collaborative compress_budget"  # either of them changes the layers
 
 WIDTHS = (
     flag(
