@@ -61,6 +61,7 @@ from collab_heads.sites.record import CollabConfig
 
 Result = TypeVar("Result")
 THIS_MODEL = "this model"
+KINDS_OF_INPUT = {"pixel_values": "image", "input_features": "recording", "input_values": "recording"}
 PHASES = (
     ("looking at heads", 4),
     ("looking at examples", 0.2),
@@ -343,6 +344,7 @@ class Analysis:
             data={
                 "name": self.options.data,
                 "sentences": self.batches.count,
+                "kind": KINDS_OF_INPUT.get(model.main_input_name, "sentence"),
                 "query_tokens": tokens,
                 "contribution_sentences": 0 if contributions is None else int(contributions.counts.max()),
             },

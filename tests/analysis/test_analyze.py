@@ -9,7 +9,7 @@ from heads_by_hand import CHANGES, EOS, STEPS, ended, model_in
 from known_heads import TREEBANK, word_pieces
 from model_inputs import cast
 from model_sizes import HEADS
-from transformers import BertForQuestionAnswering
+from transformers import BertConfig, BertForQuestionAnswering, BertModel, ViTConfig, ViTModel
 from unchanged import assert_unchanged, refused, snapshot
 
 import collab_heads
@@ -19,6 +19,7 @@ from collab_heads.analysis.measures.worth import OF_REPORT
 from collab_heads.analysis.report.head_report import side_tables
 from collab_heads.analysis.report.measurements import text_of
 from collab_heads.analysis.report.pictures import pictures_in
+from collab_heads.analysis.report.savings import cheap_html
 from collab_heads.errors import ArgumentError, CalibrationError, ModelStateError
 from collab_heads.heads.comparison import rank_correlation
 from collab_heads.heads.criteria import Gradient
@@ -231,6 +232,19 @@ def test_a_report_names_the_model_and_not_where_it_lies():
         model.config._name_or_path = path
         report = analyze_heads(model, [labelled("bert", model)], parts="statistics", exclude=[EOS])
         assert report.model == "BertForSequenceClassification of models/tiny"
+
+
+def test_a_report_says_what_was_looked_at():
+    """Images, and sentences where there is nothing to see."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    images = ViTModel(ViTConfig(**sizes, image_size=8, patch_size=4)).eval()
+    batch = {"pixel_values": torch.randn(3, 3, 8, 8)}
+    said = str(analyze_heads(images, [batch], parts="reconstruction", data="dots"))
+    assert "Data: dots, 3 images" in said and "on 3 images." in cheap_html(analyze_heads(images, [batch]))
+    texts = BertModel(BertConfig(**sizes, vocab_size=9)).eval()
+    assert "Data: dots, 1 sentence\n" in str(
+        analyze_heads(texts, [{"input_ids": torch.ones(1, 3).long()}], data="dots", parts="reconstruction")
+    )
 
 
 def test_what_is_refused():

@@ -36,7 +36,8 @@ class HeadMeasurements(Report):
         sites: the sites that have heads, in model order.
         heads: path -> the original numbers of their heads.
         totals: path -> number of heads before any was removed, also for sites that lost all.
-        data: the data: a description, the number of sentences, the query tokens of every role.
+        data: the data: a description, the number of sentences (or images, as `kind` says), the query tokens of every
+            role.
         statistics: confidence, entropy, attention distance, attention to the first token, similarity, alphas.
         roles: positional, first-token, rare-token and syntactic heads.
         worth: norms of the values of heads, value zeroing, and shares in the residual stream.
@@ -143,20 +144,22 @@ class HeadMeasurements(Report):
         header, rows = self.rows()
         return header, [[text_of(cell) for cell in row] for row in rows]
 
+    def counted(self) -> str:
+        """Return how many examples were measured, such as "256 sentences" (reports made by hand may name no kind)."""
+        count = self.data["sentences"]
+        return f"{count:,} {self.data.get('kind', 'sentence')}{'s' * (count != 1)}"
+
     def described(self) -> list[str]:
         tokens = ", ".join(f"{count:,} of {role}" for role, count in self.data["query_tokens"].items())
         lines = [f"{self.model} ({self.model_type}): {sum(site.num_heads for site in self.sites)} heads"]
         lines[0] += f" of {sum(self.totals.values())}" if sum(self.totals.values()) > len(self.rows()[1]) else ""
         if any(site.shares_keys for site in self.sites):
             lines[0] += f", which share {sum(site.num_key_heads for site in self.sites)} key heads"
-        count = self.data["sentences"]
-        sentences = f"{count:,} sentence{'s' * (count != 1)}"
-        lines.append(f"Data: {self.data['name']}, {sentences}" + (f"; query tokens: {tokens}" if tokens else ""))
+        lines.append(f"Data: {self.data['name']}, {self.counted()}" + (f"; query tokens: {tokens}" if tokens else ""))
         if self.contributions is not None:
-            of = f" of {self.data['contribution_sentences']:,} of the {count:,} sentences"
-            lines.append(
-                f"Contributions{of * (self.data['contribution_sentences'] < count)}: {self.contributions.summary()}"
-            )
+            count = self.data["contribution_sentences"]
+            of = f" of {count:,} of the {self.counted()}"
+            lines.append(f"Contributions{of * (count < self.data['sentences'])}: {self.contributions.summary()}")
         for name, value in self.correlations().items():
             said = name.replace("_", " ")
             lines.append(f"Rank correlation of {said} with the harm of leaving a head out: {value:+.2f}")

@@ -145,10 +145,9 @@ def cheap_html(report: HeadMeasurements) -> str:
         return title + paragraph(WITHOUT_COSTS)
     if not cheap.heads:
         return title + paragraph("Every layer has one head, and keeps it.")
-    count = report.data["sentences"]
     text = (
         f"{len(cheap.heads)} of {len(heads_of(report))} heads, by the cost of all of them together: {cheap.said}, on "
-        f"{count:,} sentence{'s' * (count != 1)}. Every layer keeps at least one head."
+        f"{report.counted()}. Every layer keeps at least one head."
     )
     items = [
         f"{link(report, head, f'{layer_name(report, head.site)}, head {head.number}')} <small>{percent(cost)}</small>"
