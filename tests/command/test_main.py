@@ -268,7 +268,8 @@ def test_a_file_of_flags_in_yaml_as_the_line_would_have_them(tmp_path):
     line = "bert --output_dir out --dim_shared_query_key enc-self=32,dec-enc=0.5 --decomposition_tol 1e-5"
     assert args == main.parser("swap").parse_args(line.split())
     assert args.dim_shared_query_key == {"enc-self": 32, "dec-enc": 0.5}
-    resume = main.parser("glue").parse_args([str(written(tmp_path / "b.yml", "output_dir: out\nresume_from_checkpoint: true"))])
+    file = written(tmp_path / "b.yml", "output_dir: out\nresume_from_checkpoint: true")
+    resume = main.parser("glue").parse_args([str(file)])
     assert resume.resume_from_checkpoint == "latest"
 
 
