@@ -125,7 +125,7 @@ def test_without_bits_only_what_changes_leaves_its_grid(tmp_path, warnings_logge
 
 
 def test_weights_that_are_timed_have_other_codes():
-    """ONNX Runtime does not load eight bits of equal weights on processors without VNNI: they become one in a graph."""
+    """Equal ones become one in a graph, which two products would share."""
     site = layers_of(built("bert")).with_heads[0]
     now = resize(site, shape_of(site, "per_head", ("query_key",), 1, (8,)), Choice.of(query_key=4))
     weights = now.query_key.shared_query.weight, now.query_key.shared_key.weight

@@ -73,8 +73,7 @@ class QueryKeys(Part):
     def resize(self, site, state, shape, geometry):
         """Fill the projection with small numbers, since denormal ones change the time.
 
-        They differ between its weights: equal ones become one in a graph, and ONNX Runtime does not load eight bits of
-        one weight that two products read where a processor has no VNNI.
+        They differ between its weights: equal ones become one in a graph, which two products would share.
         """
         keeps_values = geometry.dim_value == shape.geometry.dim_value
         if geometry.query_key is None or site.is_swapped or (shape.geometry.query_key is not None and keeps_values):
