@@ -137,7 +137,7 @@ def trim(_):
 
 
 SITES = ["measuring sites"]
-BEGIN, END = ["calibrating", "counting", "measuring"], ["fitting sites", "measuring"]
+BEGIN, END = ["counting", "calibrating", "measuring"], ["fitting sites", "measuring"]
 CALLS = {
     compress: ("compress", [*BEGIN, *SITES, "fitting sites"]),
     compress_with_translations: ("compress", ["translating", *BEGIN, *SITES, "fitting sites"]),

@@ -13,14 +13,16 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.estimates import Estimate, Work, work
 from collab_heads.base.extras import missing
+from collab_heads.base.numerics import keeping_threads
 from collab_heads.command.inputs import Loaded, batches_of, check_class, generated, load
 from collab_heads.command.texts import drawn, read_data, read_others
 from collab_heads.command.work import examples, write_model
+from collab_heads.compression.budgets import check_budget, check_reach, check_size
 from collab_heads.compression.compress import compress
-from collab_heads.compression.compression_plan import CompressionPlan, check_budget, check_size
+from collab_heads.compression.compression_plan import CompressionPlan
 from collab_heads.compression.measurements import HELD_OUT, MEASURED
 from collab_heads.compression.options import PlanOptions
-from collab_heads.compression.plan import COMPRESS, plan
+from collab_heads.compression.plan import COMPRESS, planned
 from collab_heads.compression.report import CompressReport
 from collab_heads.contract.registry import is_lone_decoder
 from collab_heads.data.parallel import Pairs
@@ -31,8 +33,8 @@ from collab_heads.distillation.examples import num_examples
 from collab_heads.errors import DataError
 from collab_heads.evaluation.evaluate import score_of
 from collab_heads.files.folders import write_folder
+from collab_heads.model.opened import opened
 from collab_heads.plots.canvas import save_figure
-from collab_heads.training.options.parser import options_of
 
 Later = Callable[[Loaded, Sequence[Mapping]], Estimate | None]  # of what follows a work, from its model and batches
 
@@ -60,10 +62,10 @@ def run_compress(
 
 def compressed(args: Namespace, later: Sequence[Later], begun: Work | None = None) -> CompressReport | CompressionPlan:
     """Do the work of `run_compress`, which has begun."""
-    given = {name: each for name in options_of("compression.plan", "plan") if (each := getattr(args, name)) is not None}
+    given = {each.name: getattr(args, each.name) for each in fields(PlanOptions)}
     if isinstance(args.budget, str) and args.of == "parameters":
         given["of"] = "bytes"
-    options = PlanOptions(**{each.name: given[each.name] for each in fields(PlanOptions) if each.name in given})
+    options = PlanOptions(**{name: each for name, each in given.items() if each is not None})
     if args.budget is not None:
         check_budget(args.budget, options.of)
     all_texts, task = read_data(args), examples(args)
@@ -87,7 +89,9 @@ def compressed(args: Namespace, later: Sequence[Later], begun: Work | None = Non
     batches = [*batches, *own]
     if begun is not None:
         begun.more += [partial(estimate, loaded, batches) for estimate in later]
-    made = plan(model, batches, **given)
+    check = partial(check_reach, budget=args.budget, written=written)
+    with opened(model, changes=True, of="layers") as layers, work("plan"), keeping_threads():
+        made = planned(layers, batches, options, args.measurements, check)
     print(made)
     if args.plan:
         if args.output_dir is not None:

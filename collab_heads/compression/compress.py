@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -18,7 +19,8 @@ from collab_heads.base.estimates import work
 from collab_heads.base.numerics import keeping_threads
 from collab_heads.base.option_values import REFINE_STEPS, SITE_PARTS, Engine, ModelShape, SitePart
 from collab_heads.base.progress import one_bar
-from collab_heads.compression.compression_plan import Choices, CompressionPlan, check_budget, check_size
+from collab_heads.compression.budgets import check_budget, check_reach, check_size
+from collab_heads.compression.compression_plan import Choices, CompressionPlan
 from collab_heads.compression.latency import timed_again
 from collab_heads.compression.measurements import Measurements
 from collab_heads.compression.measures import COUNTED, Measure, SiteUse, counted, operations
@@ -169,6 +171,8 @@ def compress(
         options = given.options
     if budget is not None:
         check_budget(budget, options.of)
+        if given is not None:
+            given.share_of(budget)
     is_timed = options.of not in COUNTED
     phases = (
         ("plan", 10),
@@ -183,7 +187,7 @@ def compress(
         before = 0.0 if evaluate is None else scored(model, evaluate)
         if not math.isfinite(before):
             raise ArgumentError(f"evaluate returned {before} for the model as it is: what could it lose?")
-        made, measured = plan_for(layers, batches, options, plan, measurements)
+        made, measured = plan_for(layers, batches, options, budget, plan, measurements)
         torch.set_num_threads(measured.threads)
         share, scores = None if budget is None else made.share_of(budget), None
         if share is not None:
@@ -236,21 +240,23 @@ def plan_for(
     layers: OpenLayers,
     batches: Iterable[Mapping] | CompressionPlan,
     options: PlanOptions,
+    budget: float | str | None,
     plan: CompressionPlan | None,
     file: str | Path | None,
 ) -> tuple[CompressionPlan, Measurements]:
-    """Return the plan that was given, or a new one, with the measurements that its choices are fitted with."""
+    """Return the plan that was given, or a new one, with the measurements that its choices are fitted with.
+
+    A budget that cannot be reached is refused before anything is measured, but for one of time.
+    """
     if isinstance(batches, CompressionPlan):
         if batches.measured is None:
             raise ArgumentError("a plan that was loaded has no batches to fit to: pass batches, and it with plan=")
         batches.measured.check_model(layers)
         return batches, batches.measured
     if plan is None:
-        made = planned(layers, batches, options, file)
+        made = planned(layers, batches, options, file, partial(check_reach, budget=budget))
         return made, cast(Measurements, made.measured)
-    measured = measure(layers, batches, options, errors=False)
-    plan.check_sites(measured)
-    return plan, measured
+    return plan, measure(layers, batches, options, plan.check_sites, errors=False)
 
 
 def report_of(

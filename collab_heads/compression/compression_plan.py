@@ -10,24 +10,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
 
-from collab_heads.base.checks import check_choice, is_index, is_number, size_in_bytes
+from collab_heads.base.checks import check_choice, is_index
 from collab_heads.base.option_values import MODEL_SHAPES, ModelShape
 from collab_heads.base.progress import progress_bar
 from collab_heads.base.report import for_people, text_table
+from collab_heads.compression.budgets import Budgets
+from collab_heads.compression.choosing import Choosing
 from collab_heads.compression.fitting import fit_choices, fitted_error
 from collab_heads.compression.measurements import Measurements
 from collab_heads.compression.measures import UNITS, Measure
 from collab_heads.compression.options import PlanOptions
 from collab_heads.compression.parts.shape import UNCHANGED, Choice
-from collab_heads.compression.parts.table import PARTS, choices_of, wholes_of
+from collab_heads.compression.parts.table import PARTS, wholes_of
 from collab_heads.compression.planned_site import PlannedSite, is_amount
 from collab_heads.compression.spending import AnySpending, Option
 from collab_heads.errors import ArgumentError
 from collab_heads.files.reading import read_document, write_document
 from collab_heads.model.opened import opened
-from collab_heads.model.site_size import FLOAT, num_bytes
+from collab_heads.model.site_size import FLOAT
 from collab_heads.plots.curves import budget_curve
 from collab_heads.sites.state import expect
 
@@ -69,10 +70,9 @@ class CompressionPlan:
     def __post_init__(self) -> None:
         self.spending = AnySpending([site.options for site in self.sites], self.allowed)
         self.by_path = {site.path: site for site in self.sites}
-        if not self.whole:
-            raise ArgumentError(
-                f"of={self.of!r}: the sites that may change have none of it: name others, or count another"
-            )
+        self.budgets = Budgets(
+            self.of, self.whole, self.spending.least, self.rest, self.shape, has_bits=self.options.has_bits
+        )
 
     @property
     def of(self) -> Measure:
@@ -104,7 +104,7 @@ class CompressionPlan:
         return math.sqrt(min((error for site in self.sites for error in site.errors[:-1]), default=0.0))
 
     def share_of(self, budget: float | str, written: float = 1.0) -> float:
-        """Return a budget as a share of `whole`.
+        """Return a budget that can be reached as a share of `whole`.
 
         Args:
             budget: a share, or the size of the whole model's weights, as in "10MB".
@@ -112,20 +112,10 @@ class CompressionPlan:
                 loaded in float32 and will be written in half precision.
 
         Raises:
-            ArgumentError: if it is neither, the plan is not of bytes, or the model is smaller or cannot be so small.
+            ArgumentError: if it is neither, or a size and the plan is not of bytes; if the fewest heads and neurons and
+                the smallest widths take more, or a size is above that of the model.
         """
-        check_budget(budget, self.of)
-        if not isinstance(budget, str):
-            return budget
-        size = round(size_in_bytes(budget) / written)
-        least, most = self.rest + self.spending.least, self.rest + self.whole
-        if not least <= size <= most:
-            raise ArgumentError(
-                f"budget {budget!r}: the weights of the model take {written * most / 1e6:.6f} MB, and "
-                f"{written * least / 1e6:.6f} MB at the least in the shape {self.shape!r}"
-                + ("" if self.options.has_bits else "; fewer with bits=(8, 4)")
-            )
-        return (size - self.rest) / self.whole
+        return self.budgets.share_of(budget, written)
 
     def choose(self, budget: float | str) -> dict[str, Choice]:
         """Choose what each site gets under a budget: path -> choice.
@@ -134,17 +124,9 @@ class CompressionPlan:
             budget: a share of `whole`, or a size of the whole model, see `share_of`.
 
         Raises:
-            ArgumentError: if the budget is not a share, or below that of the fewest heads and the smallest widths.
+            ArgumentError: as `share_of`.
         """
-        asked, budget = budget, self.share_of(budget)
-        if isinstance(asked, str):
-            return self.cheapest(budget)
-        if budget < self.least:
-            raise ArgumentError(
-                f"budget {budget!r} of {self.of} is below {math.ceil(1000 * self.least) / 1000}, which the fewest "
-                f"heads and neurons and the smallest widths give in the shape {self.shape!r}"
-            )
-        return self.cheapest(budget)
+        return self.cheapest(self.share_of(budget))
 
     def cheapest(self, budget: float) -> dict[str, Choice]:
         """Choose what each site gets under a budget that can be reached, 0 included where nothing need be left.
@@ -286,13 +268,13 @@ class CompressionPlan:
 
         return read_document(path, VERSION, "plan of a compression", build)
 
-    def check_sites(self, measured: Measurements) -> None:
+    def check_sites(self, choosing: Choosing) -> None:
         """Raise ArgumentError unless a model has the sites of this plan, with its sizes and its choices.
 
         Args:
-            measured: the measurements of the model.
+            choosing: the sites of the model that may change.
         """
-        of_model = [(path, wholes_of(shape), tuple(choices_of(shape))) for path, shape in measured.shapes.items()]
+        of_model = [(path, wholes_of(shape), tuple(choosing.choices[path])) for path, shape in choosing.shapes.items()]
         if of_model != [(site.path, site.whole, site.choices) for site in self.sites]:
             raise ArgumentError("the plan was made for another model, or the model was changed since: make a new one")
 
@@ -315,22 +297,6 @@ def largest(near: float, fits: Callable[[float], bool]) -> float:
     while not fits(near):
         near = math.nextafter(near, -math.inf)
     return near
-
-
-def check_budget(budget: Any, of: str = "bytes") -> None:
-    """Raise ArgumentError if a budget is neither a share nor a size, or a size where no bytes count."""
-    if isinstance(budget, str):
-        size_in_bytes(budget)
-        if of != "bytes":
-            raise ArgumentError(f"budget {budget!r}: the plan is of {of}, a size needs one of bytes (of='bytes')")
-    elif not is_number(budget) or not 0 < budget <= 1:
-        raise ArgumentError(f"budget {budget!r} must be a share of what the layers have now: above 0, at most 1")
-
-
-def check_size(model: PreTrainedModel, budget: Any, written: float = 1.0) -> None:
-    """Raise ArgumentError if a budget is a size, and the model is no larger; see `CompressionPlan.share_of`."""
-    if isinstance(budget, str) and size_in_bytes(budget) > (most := written * num_bytes(model, in_full=True)):
-        raise ArgumentError(f"budget {budget!r}: the weights of the model take only {most / 1e6:.6f} MB")
 
 
 def spread(sites: Iterable[PlannedSite], choices: Choices) -> list[str]:

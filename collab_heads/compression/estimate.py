@@ -15,9 +15,10 @@ from transformers import PreTrainedModel
 
 from collab_heads.base.estimates import Estimate
 from collab_heads.base.numerics import ONE_THREAD
+from collab_heads.compression.choosing import choose_sites
 from collab_heads.compression.fitting import FEWEST as FEWEST_PORTIONS
 from collab_heads.compression.fitting import MOST_TOKENS, TOKENS
-from collab_heads.compression.measurements import FEWEST, HELD_OUT, MEASURED, PROBED, choose_sites
+from collab_heads.compression.measurements import FEWEST, HELD_OUT, MEASURED, PROBED
 from collab_heads.compression.options import PlanOptions
 from collab_heads.compression.parts.table import PARTS
 from collab_heads.compression.sensitivities import REFINED_SITES

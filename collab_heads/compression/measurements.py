@@ -6,66 +6,46 @@ share of its variance. The errors of the parts of a site nearly add up as long a
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from collab_heads.base.memory import give_back_memory
 from collab_heads.base.numerics import few_threads
-from collab_heads.base.option_values import SitePart
 from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.calibration.calibrate import CalibratedSites
+from collab_heads.compression.choosing import Choosing, warn_of_few_tokens, warn_of_other_widths
 from collab_heads.compression.kept_fits import KeptFits
 from collab_heads.compression.measured_sites import kept_measurements
-from collab_heads.compression.measures import SiteUse, Workload, count_work, other_operations
-from collab_heads.compression.options import PlanOptions
-from collab_heads.compression.parts.shape import (
-    AttentionShape,
-    FeedForwardShape,
-    Shape,
-    TableShape,
-    shape_of,
-)
-from collab_heads.compression.parts.table import PARTS, site_errors
+from collab_heads.compression.measures import other_operations
+from collab_heads.compression.parts.table import site_errors
 from collab_heads.compression.probe import Probe
 from collab_heads.compression.sensitivities import Sensitivities, SiteErrors, with_refinement
-from collab_heads.errors import ArgumentError, CalibrationError, ModelStateError, UnsupportedModelError
+from collab_heads.errors import ArgumentError, CalibrationError
 from collab_heads.fitting.kinds import FITS
-from collab_heads.heads.prune import check_prunable
 from collab_heads.layers.layout import widths
-from collab_heads.layers.output import HeadOutputProjection
-from collab_heads.model.open_layers import OpenFeedForward, OpenLayers, OpenLayerSite, OpenPart, OpenSite, OpenTable
-from collab_heads.model.refusals import check_feed_forwards, check_swappable, check_values
-from collab_heads.model.site_size import TableGeometry
+from collab_heads.model.open_layers import OpenLayers
 from collab_heads.running.batches import each_batch, num_rows, select
 from collab_heads.sites.record import CollabConfig
-from collab_heads.sites.site import select_sites
 
 logger = logging.get_logger("transformers.collab_heads")  # below transformers' own: its verbosity counts
 HELD_OUT = 8  # one example of so many is measured on, and not fitted to
 MEASURED = 64  # examples that are measured on, at most
 PROBED, FEWEST = 1024, 8  # positions, about, and examples, at least, that are read to measure a sensitivity
-NAMED = 3  # sites in a message
-TOKENS_PER_NEURON = 8  # MiniLM at half: with 9 its error is 2 % above that with 37, with 2 it is 16 % above
 
 
 @dataclass(frozen=True, eq=False)
-class Measurements:
+class Measurements(Choosing):
     """The measurements of a model that a plan is made from, and that its choices are fitted with.
 
+    The model is unchanged.
+
     Attributes:
-        layers: the layers of the model, which is unchanged.
-        sites: those that may change.
-        tables: the weights outside of the sites that may get few bits.
-        shapes: path -> its shape.
-        options: the options of the plan.
         fitted: the calibration on the examples to fit to.
         batch: the first batch, for times.
-        work: path -> work of the site on the batches.
         others: multiplications of all other projections of the model on the batches.
         probe: measures how far the output of the model moves, on examples that no fit sees.
         errors: path -> squared errors of the model's output with the site; empty where a plan that was loaded says what
@@ -75,36 +55,14 @@ class Measurements:
         condition: what differs once the model is changed.
     """
 
-    layers: OpenLayers
-    sites: list[OpenLayerSite]
-    tables: list[OpenTable]
-    shapes: Mapping[str, Shape]
-    options: PlanOptions
     fitted: CalibratedSites
     batch: Mapping
-    work: Mapping[str, Workload]
     others: int
     probe: Probe
     errors: Mapping[str, SiteErrors]
     kept: KeptFits
     threads: int
     condition: tuple[CollabConfig, list]
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """The model."""
-        return self.layers.model
-
-    @property
-    def uses(self) -> dict[str, SiteUse]:
-        """The use of each site, and of each table, by path."""
-        found = {s.path: SiteUse(self.shapes[s.path], s.role, self.work[s.path]) for s in self.sites}
-        return found | {t.path: SiteUse(self.shapes[t.path], t.role, Workload(0, 0, 0, 0)) for t in self.tables}
-
-    @property
-    def changing(self) -> list[OpenPart]:
-        """The sites and tables that may change."""
-        return [*self.sites, *self.tables]
 
     def check_model(self, layers: OpenLayers) -> None:
         """Raise ArgumentError unless these are measurements of this model as it is now."""
@@ -125,9 +83,8 @@ def condition_of(layers: OpenLayers) -> tuple[CollabConfig, list]:
 
 
 def measure_model(
-    layers: OpenLayers,
+    choosing: Choosing,
     batches: Sequence[Mapping],
-    options: PlanOptions,
     *,
     errors: bool = True,
     file: str | Path | None = None,
@@ -135,20 +92,15 @@ def measure_model(
     """Measure a model, which is not changed; arguments and errors are those of `plan`.
 
     Args:
-        layers: the layers of the model.
+        choosing: the sites and tables that may change.
         batches: input dicts as the model takes them.
-        options: the options of the plan.
         errors: whether errors and sensitivities are measured, which take most of the time.
         file: keeps them as they are measured, see `plan`.
     """
-    model, adapter, parts, kind = layers.model, layers.adapter, options.counted_parts, options.kind
-    sites = choose_sites(layers, options.sites, parts, has_bits=bool(options.grid_bits))
-    attention = [site for site in sites if isinstance(site, OpenSite)]
-    may_narrow = FITS[kind].capability in adapter.capabilities
+    layers, options, sites, shapes = choosing.layers, choosing.options, choosing.sites, choosing.shapes
+    model, attention = choosing.model, choosing.attention
+    may_narrow = FITS[options.kind].capability in layers.adapter.capabilities
     stock = [site for site in attention if may_narrow and not site.is_swapped]
-    shapes = {site.path: shape_of(site, kind, parts, options.multiple_of, options.grid_bits) for site in sites}
-    tables = layers.tables if options.grid_table_bits and options.sites is None else []
-    shapes |= {table.path: TableShape(TableGeometry.of(table), options.grid_table_bits) for table in tables}
     to_fit, held = hold_out(batches)
     with kept_measurements(file if errors else None, layers, batches, options, shapes) as measured:
         torch.set_num_threads(measured.threads)
@@ -156,14 +108,14 @@ def measure_model(
         with one_bar("calibrating"):
             fitted = CalibratedSites(model, stock, stock, sites, to_fit, are_kept=bool(missing))
             shown = CalibratedSites(model, stock, stock, sites, held, are_held_out=True) if missing else None
-            work, probe = count_work(model, batches, sites), Probe(model, held, attention)
+            probe = Probe(model, held, attention)
             others = other_operations(model, batches, sites)
         if attention and probe.longest <= 1:
             raise CalibrationError(
                 "the calibration examples hold one token each, which attends to itself: pass sentences"
             )
         warn_of_other_widths(shapes, options.multiple_of)
-        warn_of_few_tokens(shapes, work)
+        warn_of_few_tokens(shapes, choosing.work)
         few = fewer(held, PROBED) if missing else held
         quick = probe if few is held else Probe(model, few, ())
         sensitivities = Sensitivities(layers, sites, quick, options.fit)
@@ -175,89 +127,21 @@ def measure_model(
             measured.add(site.path, sensitivities.measure(site, found, seen))
             del seen  # before the next one is made
             give_back_memory()
-        for table in tables:
+        for table in choosing.tables:
             if errors and table.path not in measured.sites:
                 measured.add(table.path, sensitivities.of_table(table, shapes[table.path]))
-    every = {each.path: measured.sites[each.path] for each in (*sites, *tables) if errors}
+    every = {each.path: measured.sites[each.path] for each in choosing.changing if errors}
     return Measurements(
-        *(layers, sites, tables, shapes, options, fitted, batches[0], work, others, probe),
-        {path: SiteErrors(shapes[path], of) for path, of in with_refinement(every).items()},
-        *(KeptFits.beside(measured.path, measured.run), measured.threads, condition_of(layers)),
+        **{each.name: getattr(choosing, each.name) for each in fields(Choosing)},
+        fitted=fitted,
+        batch=batches[0],
+        others=others,
+        probe=probe,
+        errors={path: SiteErrors(shapes[path], of) for path, of in with_refinement(every).items()},
+        kept=KeptFits.beside(measured.path, measured.run),
+        threads=measured.threads,
+        condition=condition_of(layers),
     )
-
-
-def warn_of_other_widths(shapes: Mapping[str, Shape], multiple_of: int) -> None:
-    """Warn of sites that have widths now which are not multiples: what stays of them keeps its width."""
-    others = {path: [n for n in shape.geometry.inner_widths if n % multiple_of] for path, shape in shapes.items()}
-    if found := [f"{path} ({', '.join(map(str, dict.fromkeys(n)))})" for path, n in others.items() if n]:
-        logger.warning(
-            "multiple_of=%d: %s of the %d sites have other widths now, and keep them unless they become smaller: %s%s",
-            *(multiple_of, len(found), len(shapes), ", ".join(found[:NAMED]), ", …" if len(found) > NAMED else ""),
-        )
-
-
-def warn_of_few_tokens(shapes: Mapping[str, Shape], work: Mapping[str, Workload]) -> None:
-    """Warn if the batches hold few tokens for the neurons of some block."""
-    blocks = {path: shape.geometry.neurons for path, shape in shapes.items() if isinstance(shape, FeedForwardShape)}
-    tokens, neurons = min(
-        ((work[path].queries, count) for path, count in blocks.items()),
-        key=lambda each: each[0] / each[1],
-        default=(1, 0),
-    )
-    if tokens < TOKENS_PER_NEURON * neurons:
-        logger.warning_once(
-            f"{tokens:,} tokens are few for blocks of {neurons:,} neurons, which lose more on other texts than they "
-            f"need to: pass at least {TOKENS_PER_NEURON * neurons:,}, of all kinds of text that the model will read"
-        )
-
-
-def choose_sites(
-    layers: OpenLayers, names: str | Iterable[str] | None, parts: tuple[SitePart, ...], *, has_bits: bool = False
-) -> list[OpenLayerSite]:
-    """Return the named sites that have some of the parts, if all of them can be changed, in model order.
-
-    Every site has weights, and counts if they may have few bits.
-
-    Raises:
-        ArgumentError: if a name is neither a role nor a path of the model.
-        UnsupportedModelError: if only feed-forward blocks may change, and the adapter does not say where they are.
-        ModelStateError: if a site has gates or alphas, or cannot be changed safely.
-    """
-    shapes = list(dict.fromkeys(PARTS[name].shape for name in parts))
-    kinds = {AttentionShape: OpenSite, FeedForwardShape: OpenFeedForward}
-    if not (parts or has_bits):  # of tables alone
-        return []
-    wanted = (OpenSite, OpenFeedForward) if has_bits else tuple(kinds[shape] for shape in shapes)
-    if wanted == (OpenFeedForward,) and not layers.adapter.feed_forwards:
-        raise UnsupportedModelError(
-            f"{type(layers.adapter).__name__} does not say where feed-forward blocks are (`feed_forwards`)"
-        )
-    available = [site for site in layers.in_order if isinstance(site, OpenSite) or site.num_neurons]
-    named = f"parts={', '.join(parts)}"
-    if not any(isinstance(site, wanted) for site in available):
-        left = {AttentionShape: "heads", FeedForwardShape: "neurons"}
-        raise ModelStateError(
-            f"the model has no {' or '.join(left[shape] for shape in shapes)} left: there is nothing to compress "
-            f"({named})"
-        )
-    chosen = {site.path for site in select_sites([site.site for site in available], names)}
-    sites = [site for site in available if site.path in chosen and isinstance(site, wanted)]
-    if not sites:
-        raise ArgumentError(f"sites={names!r} and {named} leave nothing to compress: no such site has such a part")
-    attention = [site for site in sites if isinstance(site, OpenSite)]
-    check_prunable(layers, attention)
-    if parts:
-        check_swappable(layers, [site for site in attention if not site.is_swapped])
-        check_values(layers, attention)
-    for site in attention:
-        if isinstance(site.output, HeadOutputProjection):
-            what = "gates" if site.output.gates is not None else "alphas"
-            raise ModelStateError(
-                f"{site.path} has {what}, whose heads are still being chosen: prune_heads(model) first, or "
-                "fold_heads(model) to keep all heads"
-            )
-    check_feed_forwards(layers.model, [site for site in sites if isinstance(site, OpenFeedForward)])
-    return sites
 
 
 def every_nth(batches: Sequence[Mapping], n: int) -> tuple[list[Mapping], list[Mapping]]:

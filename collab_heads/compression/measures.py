@@ -5,7 +5,7 @@ that a mask rules out in causal attention or outside of a window. A decoder read
 without a cache.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -152,14 +152,16 @@ def count_work(
     for site in sites:
         for module in site.token_modules:
             listen(site.path, module)
+
+    def first(batch: Mapping) -> Iterator[Mapping]:
+        rows = num_rows(batch)
+        tokens.clear()
+        yield batch if rows is None else select(batch, slice(0, 1))
+        for path, seen in tokens.items():
+            found[path] = added(found[path], seen, 1 if rows is None else rows, keeps[path])
+
     try:
-        for batch in batches:
-            rows = num_rows(batch)
-            example, times = (batch, 1) if rows is None else (select(batch, slice(0, 1)), rows)
-            tokens.clear()
-            run_batches(model, [example], {}, "counting")
-            for path, seen in tokens.items():
-                found[path] = added(found[path], seen, times, keeps[path])
+        run_batches(model, batches, {}, "counting", cut=first)
     finally:
         for handle in handles:
             handle.remove()

@@ -2,58 +2,16 @@
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from collab_heads.base.option_values import ModelShape
-from collab_heads.compression.parts.shape import Choice, Shape
-from collab_heads.compression.parts.table import resized
+from collab_heads.compression.choosing import Choosing
+from collab_heads.compression.parts.shape import Choice
 from collab_heads.heads.fold_layout import can_say
-from collab_heads.model.open_layers import OpenFeedForward, OpenLayers, OpenLayerSite, OpenSite, counted_together
+from collab_heads.model.open_layers import OpenFeedForward, OpenLayers, OpenSite, counted_together
 from collab_heads.serving.gguf_checks import check_shape
 from collab_heads.sites.record import is_valid
-
-
-@dataclass(frozen=True)
-class Choosing:
-    """The sites that a plan chooses for.
-
-    Attributes:
-        layers: the layers of the model.
-        sites: the sites that may change.
-        shapes: path -> the present shape of a site.
-        choices: path -> all choices of a site; the site as it is comes last.
-    """
-
-    layers: OpenLayers
-    sites: Sequence[OpenLayerSite]
-    shapes: Mapping[str, Shape]
-    choices: Mapping[str, Sequence[Choice]]
-
-    @property
-    def blocks(self) -> list[OpenFeedForward]:
-        """The feed-forward blocks that may change."""
-        return [site for site in self.sites if isinstance(site, OpenFeedForward) and len(self.choices[site.path]) > 1]
-
-    @property
-    def attention(self) -> list[OpenSite]:
-        """The sites of attention."""
-        return [site for site in self.sites if isinstance(site, OpenSite)]
-
-    def neurons(self, block: OpenFeedForward) -> list[int]:
-        """Return the number of neurons with every choice of a block."""
-        return [resized(self.shapes[block.path], each).neurons for each in self.choices[block.path]]
-
-    def heads(self, site: OpenSite) -> list[tuple[int, int, int]]:
-        """Return the number of heads, their width and that of their values with every choice of a site."""
-        found = [resized(self.shapes[site.path], choice) for choice in self.choices[site.path]]
-        return [(each.num_heads, each.query_key_width // max(each.num_heads, 1), each.dim_value) for each in found]
-
-    def everything(self) -> dict[str, list[int]]:
-        """Return the indices of all choices of every site."""
-        return {path: [*range(len(each))] for path, each in self.choices.items()}
-
 
 Allowed = dict[str, list[int]]  # path -> the indices of the choices that a site may take
 

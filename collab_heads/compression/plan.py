@@ -15,22 +15,23 @@ from collab_heads.base.estimates import is_of, say, work
 from collab_heads.base.numerics import keeping_threads
 from collab_heads.base.option_values import REFINE_STEPS, SITE_PARTS, Engine, ModelShape, SitePart
 from collab_heads.base.progress import one_bar
+from collab_heads.compression.budgets import rest_of
+from collab_heads.compression.choosing import Choosing
 from collab_heads.compression.compression_plan import CompressionPlan
 from collab_heads.compression.estimate import estimate_compression
 from collab_heads.compression.latency import Latencies
 from collab_heads.compression.measurements import Measurements, measure_model
-from collab_heads.compression.measures import COUNTED, Measure, SiteUse, counted, stored_bytes
-from collab_heads.compression.model_shapes import MODEL_SHAPE_RULES, Choosing, allowed_choices
+from collab_heads.compression.measures import COUNTED, Measure, SiteUse, counted
+from collab_heads.compression.model_shapes import MODEL_SHAPE_RULES, allowed_choices
 from collab_heads.compression.options import PlanOptions
-from collab_heads.compression.parts.shape import UNCHANGED, Choice
-from collab_heads.compression.parts.table import PARTS, choices_of, wholes_of
+from collab_heads.compression.parts.shape import Choice
+from collab_heads.compression.parts.table import PARTS, wholes_of
 from collab_heads.compression.planned_site import PlannedSite
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ModelStateError
 from collab_heads.model.open_layers import OpenLayers
 from collab_heads.model.opened import opened
 from collab_heads.model.refusals import check_not_inference
-from collab_heads.model.site_size import num_bytes
 from collab_heads.running.batches import NoticingFew, without_unread_labels
 from collab_heads.running.threads import choose_threads
 from collab_heads.running.translations import with_translations
@@ -140,12 +141,16 @@ def plan(
 
 
 def planned(
-    layers: OpenLayers, batches: Iterable[Mapping], options: PlanOptions, file: str | Path | None = None
+    layers: OpenLayers,
+    batches: Iterable[Mapping],
+    options: PlanOptions,
+    file: str | Path | None = None,
+    check: Callable[[Choosing], None] = lambda choosing: None,
 ) -> CompressionPlan:
-    """Make the plan of an opened model, as `plan` does."""
+    """Make the plan of an opened model, as `plan` does; for the last argument see `measure`."""
     started = time.perf_counter()
     with one_bar("plan", PHASES if options.of not in COUNTED else PHASES[:-1]):
-        measured = measure(layers, batches, options, file=file)
+        measured = measure(layers, batches, options, check, file=file)
         made = plan_of(measured, counted(options.of, options.shape) or Latencies(measured))
     made.seconds = time.perf_counter() - started
     return made
@@ -155,11 +160,21 @@ def measure(
     layers: OpenLayers,
     batches: Iterable[Mapping],
     options: PlanOptions,
+    check: Callable[[Choosing], None],
     *,
     errors: bool = True,
     file: str | Path | None = None,
 ) -> Measurements:
-    """Check that the parts of a model can become smaller, prepare the batches, and measure it (see `measure_model`)."""
+    """Check that the parts of a model can become smaller, prepare the batches, and measure it.
+
+    Args:
+        layers: the layers of the model.
+        batches: input dicts as the model takes them.
+        options: the options of the plan.
+        check: raises an error if what a plan will choose for cannot become what is asked for.
+        errors: see `measure_model`.
+        file: keeps what is measured, see `plan`.
+    """
     model = layers.model
     check_engine(options.engine, model)
     check_not_inference(model)
@@ -170,11 +185,13 @@ def measure(
         if not part.may_stay or set(options.counted_parts) == {part.name}:
             get_adapter(model, layers.adapter, part.capability(options.kind))
     listed = prepared(model, NoticingFew(batches))
+    choosing = Choosing.of(layers, options, listed)
+    check(choosing)
     if file is None or not Path(file).exists():  # else much is measured already, with a number of threads
         choose_threads(model, listed[0])
         if errors:
             say(lambda: estimate_compression(layers, listed, options, fits=is_of(COMPRESS)))
-    return measure_model(layers, listed, options, errors=errors, file=file)
+    return measure_model(choosing, listed, errors=errors, file=file)
 
 
 def check_dtypes(layers: OpenLayers, options: PlanOptions) -> None:
@@ -207,7 +224,7 @@ def plan_of(measured: Measurements, cost: Callable[[SiteUse, Choice], float]) ->
         cost: the cost of a choice for a site, in the units of the measure.
     """
     shape = measured.options.shape or ("even" if has_states(measured) else "free")
-    choices = {path: list(choices_of(each)) for path, each in measured.shapes.items()}
+    choices = measured.choices
     sites = []
     for path, use in measured.uses.items():
         squares = (sum(measured.errors[path].of(each).values()) for each in choices[path])
@@ -215,11 +232,8 @@ def plan_of(measured: Measurements, cost: Callable[[SiteUse, Choice], float]) ->
         sites.append(
             PlannedSite(path, use.role, wholes_of(use.shape), tuple(choices[path]), tuple(costs), tuple(squares))
         )
-    choosing = Choosing(measured.layers, measured.sites, measured.shapes, choices)
-    allowed = list(allowed_choices(choosing, shape, is_even=has_states(measured)))
-    whole = sum(stored_bytes(use, UNCHANGED) for use in measured.uses.values())
-    rest = num_bytes(measured.model, in_full=True) - whole
-    return CompressionPlan(measured.options, shape, tuple(sites), allowed, measured, rest=rest)
+    allowed = list(allowed_choices(measured, shape, is_even=has_states(measured)))
+    return CompressionPlan(measured.options, shape, tuple(sites), allowed, measured, rest=rest_of(measured))
 
 
 def has_states(measured: Measurements) -> bool:

@@ -24,6 +24,7 @@ import tiny
 from collab_heads import CompressionPlan, distill, generate_batches, plan, scorer
 from collab_heads.command import compressing, inputs, main
 from collab_heads.compression import measurements
+from collab_heads.compression import plan as planning
 from collab_heads.errors import ArgumentError, DataError, OutputError, UnsupportedModelError
 from collab_heads.files.folders import damage, digest
 from collab_heads.fitting.widths import HEAD_MULTIPLE
@@ -126,7 +127,7 @@ def test_a_score_reads_as_the_fit_does_and_is_tried_before_the_plan(bert, texts,
         raise UnsupportedModelError("it cannot")
 
     monkeypatch.setattr(compressing, "score_of", unable)
-    monkeypatch.setattr(compressing, "plan", lambda *args, **options: pytest.fail("the work has begun"))
+    monkeypatch.setattr(compressing, "planned", lambda *args, **options: pytest.fail("the work has begun"))
     flags = ("--batch_size", 5, "--max_length", 16, "--source_prefix", "w1 ")
     data = tiny.write_csv(tmp_path / "dev.csv", [row | {"score": 1} for row in tiny.rows(24, 2)])
     scoring = ("--evaluate", data, "--task", "similarity", "--max_loss", 1)
@@ -333,10 +334,14 @@ def test_what_is_refused_before_the_model_runs(bert, texts, tmp_path, monkeypatc
     assert files(tmp_path) == before
 
 
-def test_a_budget_below_the_least_is_refused_with_the_least_after_the_plan_was_shown(bert, texts, tmp_path, capsys):
-    with pytest.raises(ArgumentError, match=r"budget 0.01 of parameters is below 0\.\d+, which"):
-        run(bert, "--data", texts, "--budget", 0.01, "--parts", "values", "--output_dir", tmp_path / "out")
-    assert "the smallest is 0." in capsys.readouterr().out and list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize(
+    "budget, said", ((0.01, r"budget 0.01 of parameters is below 0\.\d+, which"), ("1kB", r"\d MB at the least"))
+)
+def test_a_budget_below_the_least_is_refused_before_the_plan_is_made(budget, said, bert, texts, tmp_path, monkeypatch):
+    monkeypatch.setattr(planning, "measure_model", None)
+    with pytest.raises(ArgumentError, match=said):
+        run(bert, "--data", texts, "--budget", budget, "--parts", "values", "--output_dir", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_models_that_are_not_supported_are_refused_in_one_line(bert, texts, tmp_path, capsys):
@@ -426,11 +431,11 @@ def test_a_language_model_distils_at_the_rate_that_is_given(decoder, texts, tmp_
 def test_texts_that_the_model_writes_itself(decoder, texts, tmp_path, monkeypatch, capsys):
     given = []
 
-    def noted(model, batches, **options):
+    def noted(layers, batches, *options):
         given.extend(batches)
-        return plan(model, given, **options)
+        return planning.planned(layers, given, *options)
 
-    monkeypatch.setattr(compressing, "plan", noted)
+    monkeypatch.setattr(compressing, "planned", noted)
     flags = ("--generated", 70, "--max_length", 20, "--batch_size", 16, "--seed", 3)
     run(decoder, "--data", texts, "--budget", 0.6, *flags, "--output_dir", tmp_path / "small", *QUICK)
     assert "--generated" not in capsys.readouterr().out

@@ -359,7 +359,7 @@ def test_predictions_come_near_what_is_measured():
         ({"budget": "10 sheep"}, "must be a size such as '10MB'"),
         ({"budget": "0MB"}, "must be a size such as '10MB'"),
         ({"budget": "1kB"}, "kB': the weights of the model take .* fewer with bits"),
-        ({"budget": "1kB", "bits": 8}, "MB at the least in the shape"),
+        ({"budget": "1kB", "bits": 8}, "MB at the least"),
         ({"budget": "5GB", "bits": 8}, "the weights of the model take"),
         ({"budget": "10kB", "of": "cache"}, "the plan is of cache, a size needs one of bytes"),
         ({"parts": ()}, "parts is empty"),

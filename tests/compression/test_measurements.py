@@ -4,16 +4,13 @@ import json
 
 import pytest
 import torch
-from compressing import batches_of, first_site
+from compressing import batches_of
 from model_sizes import VOCABULARY
 
 from collab_heads import plan
 from collab_heads.compression import measurements
 from collab_heads.compression.measurements import FEWEST, HELD_OUT, MEASURED, fewer, hold_out
-from collab_heads.compression.measures import Workload
-from collab_heads.compression.parts.shape import AttentionShape, FeedForwardShape
 from collab_heads.errors import CalibrationError
-from collab_heads.model.site_size import FeedForwardGeometry
 from families import FAMILIES
 
 
@@ -138,17 +135,3 @@ def test_batches_that_cannot_be_divided_count_as_one_each():
     assert fewer(whole, 1000) is whole
     many = whole * 4
     assert len(fewer(many, 1000)) == len(many) // 2
-
-
-def test_few_tokens_for_the_neurons_are_named(warnings_logged):
-    work = {"wide": Workload(1, 99, 99, 99), "narrow": Workload(1, 99, 99, 99), "heads": Workload(1, 9, 9, 9)}
-    shapes = {"heads": AttentionShape.of(first_site(FAMILIES["bert"].build()), "per_head")}
-    shapes |= {
-        name: FeedForwardShape(FeedForwardGeometry(neurons, (8, 8), 1, (0, False)))
-        for name, neurons in (("wide", 13), ("narrow", 12))
-    }
-    measurements.warn_of_few_tokens({name: shape for name, shape in shapes.items() if name != "wide"}, work)
-    assert not warnings_logged.messages
-    measurements.warn_of_few_tokens(shapes, work)
-    (said,) = warnings_logged.messages
-    assert said.startswith("99 tokens are few for blocks of 13 neurons") and "pass at least 104," in said

@@ -161,7 +161,7 @@ def check_fit(args: Namespace) -> None:
 
 def check_smaller(args: Namespace) -> None:
     """Check the budget and the kind of a compression, as `check_fit` does for a swap."""
-    from collab_heads.compression.compression_plan import check_budget
+    from collab_heads.compression.budgets import check_budget
 
     if args.compress_budget is not None:
         check_budget(args.compress_budget)

@@ -1,7 +1,6 @@
 """The phases of a run, the swap or the compression that its flags describe, and the original to learn from after it."""
 
 import copy
-import math
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +13,11 @@ from collab_heads.base.option_values import SITE_PARTS
 from collab_heads.base.processes import agreed, copy_from_first
 from collab_heads.collaborative.report import SwapReport
 from collab_heads.collaborative.swap import swap_to_collaborative
+from collab_heads.compression.budgets import check_reach
+from collab_heads.compression.choosing import Choosing
 from collab_heads.compression.compress import compress
-from collab_heads.compression.measurements import choose_sites
 from collab_heads.compression.measures import MEASURES
-from collab_heads.compression.parts.shape import UNCHANGED, shape_of
-from collab_heads.compression.parts.table import choices_of, size_with
+from collab_heads.compression.options import PlanOptions
 from collab_heads.compression.report import CompressReport
 from collab_heads.contract.registry import get_adapter
 from collab_heads.distillation.examples import check_pair
@@ -35,21 +34,19 @@ from collab_heads.training.options.changes import COMPRESSED
 def check_compress_flags(args: Namespace, model: PreTrainedModel) -> None:
     """Check early, before hours of training, that the compression will accept the flags.
 
-    A budget of parameters is checked against the least that is possible. The least of other measures is only known when
-    the model has been run.
+    A budget of parameters or of bytes is checked against the least that is possible. The least of other measures is
+    only known when the model has been run.
     """
     adapter = get_adapter(model, capability="collaborative")
-    kind, parts = args.compress_kind or COMPRESSED, tuple(args.compress_parts or SITE_PARTS)
-    shapes = [shape_of(site, kind, parts) for site in choose_sites(OpenLayers.of(model, adapter), args.sites, parts)]
-    if (args.compress_of or MEASURES[0]) != "parameters":
+    of, kind, parts = args.compress_of or MEASURES[0], args.compress_kind or COMPRESSED, args.compress_parts
+    options = PlanOptions(of, args.sites, parts or SITE_PARTS, kind, args.compress_shape)
+    choosing = Choosing.of(OpenLayers.of(model, adapter), options)
+    if of not in ("parameters", "bytes"):
         return
-    least = sum(min(size_with(shape, choice).parameters for choice in choices_of(shape)) for shape in shapes)
-    share = least / sum(size_with(shape, UNCHANGED).parameters for shape in shapes)
-    if args.compress_budget < share:
-        raise ArgumentError(
-            f"--compress_budget {args.compress_budget} is below {math.ceil(1000 * share) / 1000}, which the fewest "
-            "heads and neurons and the smallest widths give"
-        )
+    try:
+        check_reach(choosing, args.compress_budget)
+    except ArgumentError as error:
+        raise ArgumentError(f"--compress_budget: {error}") from None
 
 
 def compress_as_asked(args: Namespace, model: PreTrainedModel, calibration: Sequence[Mapping] | None) -> CompressReport:

@@ -81,7 +81,10 @@ def test_narrow_values_from_scratch(bilingual, tmp_path):
     "more, message",
     (
         (("--collaborative", "--dim_value", 9000), "dim_value 9000 for encoder.layer.0"),
-        (("--compress_budget", 0.01, "--compress_parts", "values"), "--compress_budget 0.01 is below 0"),
+        (
+            ("--compress_budget", 0.01, "--compress_parts", "values"),
+            "--compress_budget: budget 0.01 of parameters is",
+        ),
         (("--compress_budget", 0.5, "--compress_parts", "value"), "unknown --compress_parts .value."),
         (("--compress_budget", 0.5, "--collaborative"), "exclude each other"),
         (("--compress_budget", 0.5, "--sites", "dec-enc"), "has no dec-enc attention"),

@@ -25,7 +25,9 @@ def test_a_budget_that_the_compression_would_refuse_is_refused_before_training(p
     model = bert()
     least = plan(model, [FAMILIES["bert"].inputs()]).least
     too_small = f"{least - 0.001:.4f}"
-    with refused(model, ArgumentError, f"--compress_budget {too_small} is below 0.", "the fewest heads"):
+    with refused(
+        model, ArgumentError, f"--compress_budget: budget {too_small} of parameters is below 0.", "the fewest heads"
+    ):
         learner.check_flags_fit(parse(f"--compress_budget {too_small}"), model)
     learner.check_flags_fit(parse(f"--compress_budget {least + 0.001:.4f}"), model)
     learner.check_flags_fit(parse(f"--compress_budget {too_small} --compress_of operations"), model)  # not known yet
