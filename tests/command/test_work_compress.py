@@ -21,7 +21,7 @@ from transformers import (
 )
 
 import tiny
-from collab_heads import CompressionPlan, distill, generate_batches, plan, scorer
+from collab_heads import CompressionPlan, distill, generate_batches, scorer
 from collab_heads.command import compressing, inputs, main
 from collab_heads.compression import measurements
 from collab_heads.compression import plan as planning
