@@ -281,6 +281,8 @@ def each_batch(batches: Iterable[Mapping]) -> Iterator[Mapping]:
                 raise CalibrationError(f"batch {index}: its {name} is a {type(value).__name__}, expected a tensor")
             if "mask" in name and isinstance(value, Tensor) and bool(value.isnan().any()):
                 raise CalibrationError(f"batch {index}: its {name} holds NaN: give 1 for a token, and 0 for padding")
+        if num_rows(batch) == 0:
+            raise CalibrationError(f"batch {index} holds no examples: leave it out")
         yield batch
     if index < 0:
         raise CalibrationError("batches is empty: pass 32 to 512 sentences as batches of model inputs")

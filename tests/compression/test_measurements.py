@@ -84,6 +84,10 @@ def test_what_is_no_batch_is_refused():
         hold_out([])
     with pytest.raises(CalibrationError, match="holds no examples"):
         hold_out([batch(0, 0)])
+    family = FAMILIES["bert"]
+    first, *_ = batches_of(family)
+    with pytest.raises(CalibrationError, match="batch 1 holds no examples"):
+        plan(family.build(), [first, {name: value[:0] for name, value in first.items()}])
 
 
 def test_sensitivities_are_measured_on_an_even_sample_of_long_texts():
