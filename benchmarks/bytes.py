@@ -253,7 +253,8 @@ def averaged(rows: Sequence[dict]) -> list[dict]:
     for model, method, size in sorted(groups, key=lambda each: (each[0], -(each[2] or 1e3), order.index(each[1]))):
         same = [row for row in rows if (row["model"], row["method"], row["size"]) == (model, method, size)]
         new = {"model": model, "method": method, "size": size, "draws": len(same)}
-        new |= {name: statistics.mean(row[name] for row in same) for name in MEANS if same[0].get(name) is not None}
+        known = {name: [row[name] for row in same if row.get(name) is not None] for name in MEANS}
+        new |= {name: statistics.mean(values) for name, values in known.items() if values}
         if method != "original":
             new |= {f"lost, {name}": originals[model][name] - new[name] for name in SCORES}
         found.append(new)
