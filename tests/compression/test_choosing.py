@@ -1,4 +1,4 @@
-"""What a plan chooses for, before anything is measured."""
+"""Few tokens for the neurons are named before anything is measured."""
 
 from compressing import first_site
 

@@ -116,7 +116,7 @@ BATCHES = {
     "no iterable": (lambda batches: 3, "int"),
     "one batch alone": (lambda batches: batches[0], "expected an iterable of input dicts"),
     "no dict": (lambda batches: [batches[0], [1]], "batch 1 is a list"),
-    "no rows": (lambda batches: [batches[0], empty(batches[1])], "batch 1 holds no tokens"),
+    "no rows": (lambda batches: [batches[0], empty(batches[1])], "batch 1 holds no examples"),
     "padding only": (
         lambda batches: [batches[0] | {"attention_mask": batches[0]["attention_mask"] * 0}],
         "batch 0 holds no tokens",
