@@ -25,7 +25,7 @@ class Budgets:
         whole: the present cost of the sites that may change, in its units.
         least: the smallest cost that these can have.
         rest: the bytes of the model's other weights.
-        shape: the sizes that sites may have beside each other; None where this changes nothing.
+        shape: the sizes that sites may have beside each other, for messages; None where none was asked for.
         has_bits: whether weights may lie on grids.
 
     Raises:
@@ -85,7 +85,7 @@ def budgets_of(choosing: Choosing) -> Budgets | None:
 
 
 def check_reach(choosing: Choosing, budget: float | str | None, written: float = 1.0) -> None:
-    """Raise ArgumentError if a budget cannot be reached, which of time nobody knows yet; see `Budgets.share_of`."""
+    """Raise ArgumentError if a budget cannot be reached; one of time is not known yet, and passes."""
     if budget is not None and (budgets := budgets_of(choosing)) is not None:
         budgets.share_of(budget, written)
 

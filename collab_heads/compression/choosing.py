@@ -1,4 +1,4 @@
-"""The parts of a model that a plan chooses for, before any is measured, and the budgets that they can reach."""
+"""The sites and tables of a model that a plan chooses for, before any is measured."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

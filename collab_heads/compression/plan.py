@@ -171,7 +171,7 @@ def measure(
         layers: the layers of the model.
         batches: input dicts as the model takes them.
         options: the options of the plan.
-        check: raises an error if what a plan will choose for cannot become what is asked for.
+        check: raises an error unless the sites can become what is asked for.
         errors: see `measure_model`.
         file: keeps what is measured, see `plan`.
     """
