@@ -42,6 +42,15 @@ def test_sites_that_cannot_be_compressed_are_refused_before_training(parse):
         learner.check_flags_fit(parse("--compress_budget 0.5"), model)
 
 
+@pytest.mark.parametrize(
+    "flags, said", (("--compress_of bytes", "of bytes is below 0."), ("--compress_shape uniform", "shape 'uniform'"))
+)
+def test_the_least_counts_bytes_and_the_shape(flags, said, parse):
+    model = bert()
+    with refused(model, ArgumentError, "--compress_budget: budget 0.01", said):
+        learner.check_flags_fit(parse(f"--compress_budget 0.01 --compress_parts values neurons {flags}"), model)
+
+
 def test_the_compression_is_as_the_flags_say(monkeypatch, parse):
     asked = {}
     monkeypatch.setattr(swapping, "compress", lambda *positional, **more: asked.update(more, given=positional))
