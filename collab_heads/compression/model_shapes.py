@@ -8,6 +8,7 @@ from typing import ClassVar
 from collab_heads.base.option_values import ModelShape
 from collab_heads.compression.choosing import Choosing
 from collab_heads.compression.parts.shape import Choice
+from collab_heads.errors import ArgumentError
 from collab_heads.heads.fold_layout import can_say
 from collab_heads.model.open_layers import OpenFeedForward, OpenLayers, OpenSite, counted_together
 from collab_heads.serving.gguf_checks import check_shape
@@ -192,10 +193,21 @@ def allowed_choices(choosing: Choosing, shape: ModelShape, *, is_even: bool) -> 
         choosing: the sites that may change, with all their choices.
         shape: the shape.
         is_even: whether "ctranslate2", which takes any number of neurons, is to give blocks even ones.
+
+    Raises:
+        ArgumentError: if there are none.
     """
+    is_found = False
     first = list(MODEL_SHAPE_RULES[shape].among(choosing))
     second = list(Even().among(choosing)) if is_even and shape == "ctranslate2" else [choosing.everything()]
     for one, other in itertools.product(first, second):
         both = [[i for i in one[path] if i in set(other[path])] for path in choosing.choices]
         if all(both):
+            is_found = True
             yield both
+    if not is_found:
+        heads = sorted({choosing.heads(site)[-1][0] for site in choosing.attention})
+        raise ArgumentError(
+            f"shape={shape!r}: the sites have {', '.join(map(str, heads))} heads, and nothing that may change makes "
+            f"these numbers equal (parts={', '.join(choosing.options.counted_parts)}): let heads change, too"
+        )

@@ -7,7 +7,7 @@ from model_sizes import HEADS
 from opening import layers_of
 from slow_cases import slow
 
-from collab_heads import compress, fold_heads, plan, prune_neurons, swap_to_collaborative
+from collab_heads import compress, fold_heads, plan, prune_heads, prune_neurons, swap_to_collaborative
 from collab_heads.compression.parts.table import resized
 from collab_heads.errors import ArgumentError, ModelStateError, UnsupportedModelError
 from collab_heads.model.site_size import Geometry
@@ -141,6 +141,16 @@ def test_ctranslate2_leaves_rotary_heads_alone():
     made = plan(FAMILIES["llama"].build(), batches_of(FAMILIES["llama"]), refine_steps=0, shape="ctranslate2")
     choices = made.choose(0.8)
     assert {part for choice in choices.values() for part, _ in choice.sizes} == {"neurons"}
+
+
+@pytest.mark.parametrize("of", ["parameters", "time"])
+def test_ctranslate2_needs_heads_that_may_change_where_their_numbers_differ(of):
+    """Widths alone do not make 2 heads of one site 4, and budgets of time are not looked at before the plan."""
+    model = FAMILIES["marian"].build()
+    prune_heads(model, heads={layers_of(model).attention[0].path: [0, 1]})
+    with pytest.raises(ArgumentError, match=r"have 2, 4 heads, .* \(parts=values, neurons\): let heads change"):
+        compress(model, batches_of(FAMILIES["marian"]), 0.7, of=of, parts=["values", "neurons"], shape="ctranslate2")
+    assert layers_of(model).attention[0].num_heads == 2
 
 
 def test_gguf_keeps_the_width_of_heads_and_removes_heads_and_neurons():
