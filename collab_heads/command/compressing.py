@@ -17,7 +17,7 @@ from collab_heads.base.numerics import keeping_threads
 from collab_heads.command.inputs import Loaded, batches_of, check_class, generated, load
 from collab_heads.command.texts import drawn, read_data, read_others
 from collab_heads.command.work import examples, write_model
-from collab_heads.compression.budgets import check_budget, check_reach, check_size
+from collab_heads.compression.budgets import DEFAULT, check_budget, check_reach, check_size
 from collab_heads.compression.compress import compress
 from collab_heads.compression.compression_plan import CompressionPlan
 from collab_heads.compression.measurements import HELD_OUT, MEASURED
@@ -89,7 +89,10 @@ def compressed(args: Namespace, later: Sequence[Later], begun: Work | None = Non
     batches = [*batches, *own]
     if begun is not None:
         begun.more += [partial(estimate, loaded, batches) for estimate in later]
-    check = partial(check_reach, budget=args.budget, written=written)
+    limits = {"max_error": args.max_error, "max_loss": args.max_loss, "evaluate": score}
+    is_open = args.plan or args.max_error is not None or args.max_loss is not None
+    budget = DEFAULT if args.budget is None and not is_open else args.budget
+    check = partial(check_reach, budget=budget, written=written)
     with opened(model, changes=True, of="layers") as layers, work("plan"), keeping_threads():
         made = planned(layers, batches, options, args.measurements, check)
     print(made)
@@ -98,9 +101,8 @@ def compressed(args: Namespace, later: Sequence[Later], begun: Work | None = Non
             write_plan(made, args.output_dir)
         return made
     original = copy.deepcopy(model) if args.distill_steps else None
-    limits = {"max_error": args.max_error, "max_loss": args.max_loss, "evaluate": score}
-    budget = None if args.budget is None else made.share_of(args.budget, written)
-    report = compress(model, made, budget, validation=elsewhere, **limits)
+    share = None if budget is None else made.share_of(budget, written)
+    report = compress(model, made, share, validation=elsewhere, **limits)
     before, after = stored * report.model_bytes_before, written * report.model_bytes_after
     report = replace(report, model_bytes_before=round(before), model_bytes_after=round(after))
     print(report)
@@ -127,7 +129,7 @@ def distillation_after(args: Namespace, loaded: Loaded, batches: Sequence[Mappin
 
 def share_left(args: Namespace) -> float:
     """Return the share of the layers that a budget leaves, about."""
-    return args.budget if isinstance(args.budget, float) else 0.5
+    return args.budget if isinstance(args.budget, float) else DEFAULT
 
 
 def time_left(args: Namespace) -> float:

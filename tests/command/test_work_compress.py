@@ -344,6 +344,16 @@ def test_a_budget_below_the_least_is_refused_before_the_plan_is_made(budget, sai
     assert list(tmp_path.iterdir()) == []
 
 
+def test_so_is_the_default_where_it_is_below_the_least(bert, texts, tmp_path, monkeypatch):
+    """Key widths alone reach no half; a plan, which shows every budget, has no default."""
+    argv = ("--data", texts, "--parts", "query_key", *QUICK)
+    assert isinstance(run(bert, *argv, "--plan"), CompressionPlan)
+    monkeypatch.setattr(planning, "measure_model", None)
+    with pytest.raises(ArgumentError, match=r"budget 0.5 of parameters is below 0\.\d+, which"):
+        run(bert, *argv, "--output_dir", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_models_that_are_not_supported_are_refused_in_one_line(bert, texts, tmp_path, capsys):
     gpt, unknown = tmp_path / "gpt", tmp_path / "unknown"
     gpt.mkdir()
