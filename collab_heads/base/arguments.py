@@ -19,10 +19,11 @@ from collab_heads.errors import ArgumentError
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-# Types with a check of their own, whose message says more: shapes of tensors, contents of batches.
-CHECKED_ELSEWHERE = (Any, object, Tensor, Iterable[Mapping])
+# Types with a check of their own, whose message says more: shapes of tensors, contents of batches. `self` has none.
+CHECKED_ELSEWHERE = (Any, object, inspect.Parameter.empty, Tensor, Iterable[Mapping])
 NUMBERS = (int, float)
-NAMES = ("adapter", "exclude", "optimizer", "pairs", "sites", "stretch")  # arguments with a check of their own
+# arguments with a check of their own
+NAMES = ("adapter", "exclude", "optimizer", "pairs", "schedule", "sites", "stretch")
 # Wider types that are accepted, too: a model may be wrapped in a module, and each function says what it takes.
 AS_GOOD: dict[Any, type] = {PreTrainedModel: nn.Module, Path: os.PathLike, tuple: Sequence}
 WORDS: dict[Any, str] = {

@@ -72,9 +72,8 @@ class Gradient(HeadCriterion):
     needs_labels = True
     needs_gradients = True
 
+    @checking_arguments
     def __init__(self, *, normalize: bool = True):
-        if not isinstance(normalize, bool):
-            raise ArgumentError(f"normalize must be True or False, not {normalize!r:.80}")
         self.normalize = normalize
 
     def scores(self, model, sites, batches):
@@ -138,9 +137,8 @@ class Reconstruction(HeadCriterion):
     name = "reconstruction"
     refits = True
 
+    @checking_arguments
     def __init__(self, *, normalize: bool = False):
-        if not isinstance(normalize, bool):
-            raise ArgumentError(f"normalize must be True or False, not {normalize!r:.80}")
         self.normalize, self.are_of_stream = normalize, not normalize
 
     def scores(self, model, sites, batches):
@@ -164,6 +162,7 @@ class Random(HeadCriterion):
     name = "random"
     needs_batches = False
 
+    @checking_arguments
     def __init__(self, *, seed: int = 0):
         check_seed(seed)
         self.seed = seed

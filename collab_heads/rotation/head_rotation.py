@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
+from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import check_seed
 from collab_heads.base.option_values import Metric, Policy
 from collab_heads.errors import ArgumentError, CollabHeadsError, DataError
@@ -113,6 +114,7 @@ class HeadRotation:
     Source: Azov and Landau 2020 (MHR-NLP-Transformers), "parameter swapping", manual and dynamic.
     """
 
+    @checking_arguments
     def __init__(
         self,
         schedule: Mapping | None = None,

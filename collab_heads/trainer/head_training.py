@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 from transformers.utils import logging
 
+from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.checks import is_number
 from collab_heads.base.processes import agreed
 from collab_heads.base.wrappers import has_adapters, model_inside
@@ -66,6 +67,7 @@ class HeadTraining(TrainerCallback, ExportableState):
         ArgumentError: on an argument that `HeadPenalty` does not have, or on an invalid value.
     """
 
+    @checking_arguments
     def __init__(
         self,
         *,
@@ -84,8 +86,6 @@ class HeadTraining(TrainerCallback, ExportableState):
             raise ArgumentError(
                 f"{unknown[0]} is not an argument of a HeadPenalty; there are {', '.join(sorted(OPTIONS))}"
             )
-        if rotation is not None and not isinstance(rotation, HeadRotation):
-            raise ArgumentError(f"rotation must be a HeadRotation, not {rotation!r:.200}")
         if batches is not None and rotation is None:
             raise ArgumentError("batches are there to rank heads on for a rotation, and there is none")
         for name, value in (("steps", steps), ("alpha_start", alpha_start)):

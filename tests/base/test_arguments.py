@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from collab_heads import AttentionAdapter, compress, register, swap_to_gated
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.errors import LONGEST, ArgumentError, UnsupportedModelError
-from collab_heads.training import HeadRotation
+from collab_heads.heads.criteria import Random
+from collab_heads.training import HeadRotation, HeadTraining
 from families import FAMILIES
 
 if TYPE_CHECKING:
@@ -83,6 +84,14 @@ def test_numbers_of_numpy_become_those_of_python():
     assert repr(found) == "[0.5, (8, 4), {'a': 1, 'b': 2}, 3, 9]"
     counts = [1, 2]
     assert given(1, counts, {})[1] is counts
+
+
+def test_so_do_those_that_classes_are_given():
+    settings = HeadRotation(policy="random", count=np.int64(2), seed=np.int64(3)).settings()
+    assert settings == HeadRotation(policy="random", count=2, seed=3).settings()
+    assert type(Random(seed=np.uint8(3)).seed) is int
+    with pytest.raises(ArgumentError, match="gate_lr must be a number, not tensor"):
+        HeadTraining(gate_lr=torch.tensor(0.1))
 
 
 def test_too_many_and_too_few_are_what_python_says():

@@ -455,12 +455,12 @@ def test_none_is_no_number():
     (
         ({"policy": "harder"}, "unknown policy 'harder'.*did you mean 'hard'.*soft"),
         ({"policy": None}, "a schedule, or a policy"),
-        ({"policy": 3}, "unknown policy 3"),
+        ({"policy": 3}, "policy must be one of hard, "),
         ({"schedule": {1: [{"paths": ["a", "b"], "heads": [0, 0]}]}}, "a schedule, or a policy"),
         ({"metric": "cosine"}, "unknown metric 'cosine'; known: confidence, output_distance, map_distance, base"),
         ({"roles": "encoder"}, "unknown role 'encoder'"),
         ({"roles": []}, "roles is empty"),
-        ({"roles": 3}, "unknown role 3"),
+        ({"roles": 3}, "roles must be a text"),
         ({"count": {"enc-cross": 1}}, "unknown role 'enc-cross'"),
         ({"count": {}}, "count is for no role"),
         (

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from collab_heads.base.arguments import checking_arguments
 from collab_heads.contract.registry import get_adapter
 from collab_heads.errors import ArgumentError
 from collab_heads.heads.penalty.alphas import AlphaPenalty
@@ -60,6 +61,7 @@ class HeadPenalty:
     Sources: see the modules `gates`, `alphas` and `disagreement` beside this one.
     """
 
+    @checking_arguments
     def __init__(
         self,
         model: PreTrainedModel,
