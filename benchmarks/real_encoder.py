@@ -53,8 +53,8 @@ RATE = 0.003  # 30 steps at 0.01 make the model of half of the layers worse, at 
 NEAREST = 10
 TIMED, ROUNDS = (32, 128), 7
 PLACE = WORK / "real_encoder"
-MEANS = ("parameters", "MiB", *SCORES, "flips", "neighbours", "predicted", "measured", "time", "seconds")
-COLUMNS = {"method": "", "budget": ".3g", "draws": "", "parameters": ",.0f", "MiB": ",.0f"}
+MEANS = ("parameters", "MB", *SCORES, "flips", "neighbours", "predicted", "measured", "time", "seconds")
+COLUMNS = {"method": "", "budget": ".3g", "draws": "", "parameters": ",.0f", "MB": ",.0f"}
 COLUMNS |= dict.fromkeys(SCORES, ".2f") | {f"lost, {name}": ".2f" for name in SCORES}
 COLUMNS |= {"flips": ".1f", "neighbours": ".1f", "predicted": ".3f", "measured": ".3f", "time": ".2f", "seconds": ".0f"}
 
@@ -170,7 +170,7 @@ def in_few_bits(draw: Draw, budget: float, *, bits: int) -> Made:
     model, batches = draw.encoder.load(), draw.encoder.draw("mixed", CALIBRATION, 0)
     started = time.process_time()
     size = on_grid(model, batches, bits)
-    return Made(model, draw.encoder, time.process_time() - started, {"MiB": size / 2**20})
+    return Made(model, draw.encoder, time.process_time() - started, {"MB": size / 1e6})
 
 
 def stock(folder: str, **options: bool) -> Made:
@@ -232,11 +232,11 @@ def parameters(model: nn.Module) -> int:
     return sum(each.numel() for each in model.parameters())
 
 
-def mebibytes(model: nn.Module) -> float:
+def megabytes(model: nn.Module) -> float:
     """Return the size of the weights of a model as PyTorch saves them."""
     buffer = io.BytesIO()
     torch.save(model.state_dict(), buffer)
-    return buffer.tell() / 2**20
+    return buffer.tell() / 1e6
 
 
 @torch.no_grad()
@@ -256,7 +256,7 @@ def judged_original(encoder: Encoder, store: RowStore) -> Judged:
     judged = encoder.judged_once(model)
     if not any(row["method"] == "original" for row in store.rows):
         row = {"method": "original", "budget": None, "draw": 0, "parameters": parameters(model)}
-        store.add(row | {"MiB": mebibytes(model), "time": 1.0} | judged.scores)
+        store.add(row | {"MB": megabytes(model), "time": 1.0} | judged.scores)
         print(store.rows[-1], flush=True)
     return judged
 
@@ -276,7 +276,7 @@ def measure(arguments: argparse.Namespace, store: RowStore) -> None:
                 there.add(place)
                 made = METHODS[method](draw, budget)
                 row = dict(zip(("method", "budget", "draw"), place, strict=True))
-                row |= {"parameters": parameters(made.model), "MiB": mebibytes(made.model), "seconds": made.seconds}
+                row |= {"parameters": parameters(made.model), "MB": megabytes(made.model), "seconds": made.seconds}
                 row |= made.more
                 judged = made.encoder.judged(made.model)
                 row |= judged.scores | judged.compared(original) | {"time": time_share(made.model, model)}

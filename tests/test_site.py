@@ -2,6 +2,7 @@
 
 import base64
 import importlib.util
+import re
 import subprocess
 import sys
 from functools import partial
@@ -85,6 +86,16 @@ def test_pages_outside_the_sidebar_lead_to_the_page_that_lists_them(hook):
     assert shown("results/speed.md") == "# Speed\n\nPart of [Results](index.md).\n\nTimes.\n"
     for listed in (shown("results/speed.md", "Results"), shown("results/index.md"), shown("limits.md")):
         assert listed == "# Speed\n\nTimes.\n"
+
+
+def test_the_changelog_is_a_page_whose_links_lead_to_pages():
+    def shown(name: str) -> str:
+        return hook_of("changelog").on_page_markdown("# A page\n", SimpleNamespace(file=SimpleNamespace(src_uri=name)))
+
+    text = shown("changelog.md")
+    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
+    assert text.startswith("# Changelog\n") and links and all((DOCS / link).is_file() for link in links)
+    assert shown("limits.md") == "# A page\n"
 
 
 def test_notebooks_have_a_page_that_lists_them(hook):

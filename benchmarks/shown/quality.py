@@ -186,7 +186,7 @@ plain(
 plain(
     "real_encoder",
     "real_encoder",
-    {"method": "", "layers": ("budget", ".3g"), "draws": "", "parameters": ",.0f", "MiB": ",.0f"}
+    {"method": "", "layers": ("budget", ".3g"), "draws": "", "parameters": ",.0f", "MB": ",.0f"}
     | dict.fromkeys(("STS-B", "SST-2", "retrieval"), ".2f")
     | {f"lost, {name}": ".2f" for name in ("STS-B", "SST-2", "retrieval")}
     | {"flips, %": ("flips", ".1f"), "neighbours, %": ("neighbours", ".1f"), "time": ".2f"},
