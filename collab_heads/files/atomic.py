@@ -12,6 +12,7 @@ from pathlib import Path
 from collab_heads.errors import CollabHeadsError, OutputError
 from collab_heads.files.locks import PARTIAL, sole_writer
 
+KEPT = "What was there before stays"
 FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 # what a failure looks like through safetensors and tokenizers (Rust), and through torch's zip writer
 OF_FULL = re.compile(r"No space left|[Qq]uota exceeded")
@@ -70,12 +71,13 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def writing(path: Path, size: int | None = None) -> Iterator[None]:
+def writing(path: Path, size: int | None = None, kept: str = KEPT) -> Iterator[None]:
     """Turn a failure to write inside the context into an OutputError that names the path.
 
     Args:
         path: what is written.
         size: bytes that it needs, if known; for the message.
+        kept: what the message says of what was there.
     """
     try:
         yield
@@ -87,8 +89,8 @@ def writing(path: Path, size: int | None = None) -> Iterator[None]:
             raise
         needed = "" if size is None else f"about {size / 1e6:.1f} MB are needed, and "
         raise OutputError(
-            f"cannot write {path}: {reason}; {needed}{free_bytes(path) / 1e6:.1f} MB are free there. What was there "
-            "before stays: make room, or choose another place"
+            f"cannot write {path}: {reason}; {needed}{free_bytes(path) / 1e6:.1f} MB are free there. {kept}: "
+            "make room, or choose another place"
         ) from error
 
 

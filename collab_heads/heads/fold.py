@@ -7,6 +7,7 @@ from typing import cast
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.contract.adapter import AttentionAdapter
@@ -24,6 +25,7 @@ from collab_heads.heads.report import FoldReport
 from collab_heads.layers.layout import become, set_weight, weight_of
 from collab_heads.layers.output import HeadOutputProjection, fold_output
 from collab_heads.layers.removed import kept_parameter
+from collab_heads.layers.weight_grid import bits_of, leave_grids
 from collab_heads.model.apply_state import apply_state, restore_neurons
 from collab_heads.model.open_layers import OpenLayers, OpenSite
 from collab_heads.model.opened import input_device, opened
@@ -36,13 +38,15 @@ from collab_heads.model.refusals import (
 from collab_heads.sites.record import CollabConfig
 from collab_heads.sites.state import SiteState
 
+logger = logging.get_logger("transformers.collab_heads")  # below transformers' own: its verbosity counts
+
 
 @checking_arguments
 def fold_heads(model: PreTrainedModel) -> FoldReport:
     """Multiply gates and alphas into W_O and make a stock model again, in place.
 
     The outputs of the folded model are those of the model in evaluation. It is saved as a checkpoint that plain
-    transformers loads. On an error the model is left unchanged.
+    transformers loads; weights of few bits leave their grids, with a warning. On an error the model is left unchanged.
 
     A stock config has one number of heads for all layers. If it also gives the width of a head (T5, Llama and its
     siblings, Gemma 3, ViT and its siblings), every layer has as many heads as the layer that has most left; otherwise
@@ -77,7 +81,14 @@ def fold_heads(model: PreTrainedModel) -> FoldReport:
             is nothing to fold.
     """
     with opened(model, changes=True, of="layers") as layers:
-        return folded(layers)
+        report = folded(layers)
+    if any(bits_of(module) is not None for module in model.modules()):
+        logger.warning(
+            "weights of few bits are stored in full from now on, since plain transformers reads no others: to keep "
+            "them packed, save or export the model as it was before"
+        )
+        leave_grids(model)
+    return report
 
 
 def folded(layers: OpenLayers) -> FoldReport:

@@ -38,16 +38,20 @@ def note_grids(model: PreTrainedModel, *, may_pack: bool = True) -> None:
         model: the model; its configs are copied first if they change: other models may share them.
         may_pack: whether the save can pack weights.
     """
-    bits, left = {}, []
-    for name, _, found in on_grid(model):
-        if found is None or not may_pack:
-            left.append(name)
-        else:
+    bits: dict[str, int] = {}
+    left: dict[str, list[str]] = {}
+    for name, module, found in on_grid(model):
+        if found is not None and may_pack:
             bits[name] = found.bits
-    if left:
-        why = "they have left their grids of few bits" if may_pack else "a save of this kind packs none"
-        logger.warning("stored in full, since %s: %s", why, shortened(left, 3))
-    if getattr(model.config, GRIDS, None) != (bits or None):
+        elif not may_pack:
+            left.setdefault("a save of this kind packs none", []).append(name)
+        else:
+            is_away = cast(Tensor, module.weight).is_meta
+            why = "they are offloaded" if is_away else "they have left their grids of few bits"
+            left.setdefault(why, []).append(name)
+    for why, names in left.items():
+        logger.warning("stored in full, since %s: %s", why, shortened(names, 3))
+    if not has_grids(model.config, bits):
         own_configs(model)
         set_grids(model.config, bits)
 
@@ -55,6 +59,12 @@ def note_grids(model: PreTrainedModel, *, may_pack: bool = True) -> None:
 def packs(save_original_format: bool = True, distributed_checkpoint: bool = False, **_: Any) -> bool:
     """Return whether `save_pretrained` can pack weights when it is called with these arguments."""
     return save_original_format and not distributed_checkpoint
+
+
+def has_grids(config: PretrainedConfig, bits: Mapping[str, int]) -> bool:
+    """Return True if a config and those inside it hold these bits."""
+    inner = configs_in(config).values()
+    return getattr(config, GRIDS, None) == (bits or None) and all(has_grids(each, bits) for each in inner)
 
 
 def set_grids(config: PretrainedConfig, bits: Mapping[str, int]) -> None:
@@ -176,6 +186,9 @@ def unpacked(module: nn.Module, weight: Tensor, codes: Tensor, scales: Tensor) -
     Raises:
         ValueError: if they do not fit the weight, or a scale is NaN or inf.
     """
+    for name, given in ((CODES, codes), (SCALES, scales)):
+        if given.dim() != 2 or (name == SCALES and given.shape[1] % 2) or not torch.equal(given.byte(), given):
+            raise ValueError(f"{name} {[*given.shape]} {given.dtype} are no rows of bytes")
     inputs = weight.shape[0 if is_transposed(module) else 1]
     codes, scales = (each.to(torch.uint8).contiguous() for each in (codes, scales))
     grid = GridWeights.unpacked(codes, scales.view(torch.float16), inputs)
@@ -188,22 +201,29 @@ def unpacked(module: nn.Module, weight: Tensor, codes: Tensor, scales: Tensor) -
 def load_state(stock: Callable, model: PreTrainedModel, state_dict: Mapping[str, Any], *args, **kwargs):
     """Load a state whose weights may be packed, as Trainer does from the files of its checkpoints.
 
+    Codes of what has no matrix in the model are left to transformers, as other names that it does not know.
+
     Raises:
-        LoadError: if it has codes without their scales.
+        LoadError: if it has codes without their scales, or they are not those of the weight.
     """
     stems = [name.removesuffix(CODES) for name in state_dict if name.endswith(CODES)]
     if stems:
         state_dict = dict(state_dict)
         for stem in stems:
+            module = dict(model.named_modules(remove_duplicate=False)).get(stem.removesuffix("."))
+            weight = getattr(module, "weight", None)
+            if module is None or not isinstance(weight, Tensor) or weight.dim() != 2:
+                continue
             if stem + SCALES not in state_dict:
                 raise LoadError(
                     f"{stem}{CODES}: the scales of these codes lie in another file; load the folder with "
                     "from_pretrained"
                 )
             codes, scales = (state_dict.pop(stem + name) for name in (CODES, SCALES))
-            module = model.get_submodule(stem.removesuffix("."))
-            weight = cast(Tensor, module.weight)
-            state_dict[f"{stem}weight"] = unpacked(module, weight, codes, scales).to(weight.dtype)
+            try:
+                state_dict[f"{stem}weight"] = unpacked(module, weight, codes, scales).to(weight.dtype)
+            except ValueError as error:
+                raise LoadError(f"{stem}weight: {error}") from error
     return stock(model, state_dict, *args, **kwargs)
 
 

@@ -28,6 +28,7 @@ from collab_heads.files.atomic import write_file
 from collab_heads.sites.record import FIELD, GRIDS, configs_in
 
 WEIGHTS, FUSION, CODE = "transformers_weights", "fusion_config", "auto_map"  # fields of a config, of transformers
+FOLDER = "_collab_heads_folder"  # of a config in use, where a model was loaded from a subfolder; never written
 BEGINNING = "collab_heads changed this model"
 SENTENCE = (
     f"{BEGINNING}: {INSTALL}, then `import collab_heads` before it is loaded "
@@ -62,13 +63,26 @@ def marked(config: PretrainedConfig, module: str | None = MODULE) -> PretrainedC
     """
     config = copy.deepcopy(config)
     is_lost = is_unfinished_config(config)
+    forget_folder(config)
     unmark(config)
     mark(config)
-    theirs = getattr(config, CODE, None) or {}
+    theirs = entries(config, CODE)
     has_models = bool(theirs.keys() & {*model_tables(), "AutoConfig"})  # custom code that ours cannot replace
     if is_changed(config) and module and not has_models and (ours := auto_map(config, module)):
         setattr(config, CODE, {**ours, **theirs})
     return unfinished(config) if is_lost else config
+
+
+def entries(config: PretrainedConfig, name: str) -> Mapping:
+    """Return the entries of a field that holds names; none if it holds something else, which transformers reads."""
+    found = getattr(config, name, None)
+    return found if isinstance(found, Mapping) else {}
+
+
+def forget_folder(config: PretrainedConfig) -> None:
+    vars(config).pop(FOLDER, None)
+    for inner in configs_in(config).values():
+        forget_folder(inner)
 
 
 def mark(config: PretrainedConfig) -> None:
@@ -91,19 +105,19 @@ def unfinished(config: PretrainedConfig) -> PretrainedConfig:
 
 def is_unfinished_config(config: PretrainedConfig) -> bool:
     """Return True if a config was read from a folder whose save did not end."""
-    return any(map(is_unfinished, (getattr(config, WEIGHTS, None), *(getattr(config, FUSION, None) or ()))))
+    return any(map(is_unfinished, (getattr(config, WEIGHTS, None), *entries(config, FUSION))))
 
 
 def set_sentence(config: PretrainedConfig, sentence: str) -> None:
     setattr(config, WEIGHTS, sentence)
-    setattr(config, FUSION, {**(getattr(config, FUSION, None) or {}), sentence: True})
+    setattr(config, FUSION, {**entries(config, FUSION), sentence: True})
 
 
 def unmark(config: PretrainedConfig) -> None:
     """Remove the marks from a config that was read; inner configs are unmarked by the models that they belong to."""
     drop_sentences(config)
     if names_our_code(config):
-        theirs = {name: code for name, code in getattr(config, CODE).items() if not is_our_code(code)}
+        theirs = {name: code for name, code in entries(config, CODE).items() if not is_our_code(code)}
         setattr(config, CODE, theirs) if theirs else delattr(config, CODE)
 
 
@@ -111,7 +125,7 @@ def drop_sentences(config: PretrainedConfig) -> None:
     """Remove our sentences from a config; other layers to fuse stay."""
     if is_sentence(getattr(config, WEIGHTS, None)):
         delattr(config, WEIGHTS)
-    fused = getattr(config, FUSION, None) or {}
+    fused = entries(config, FUSION)
     if any(map(is_sentence, fused)):
         theirs = {name: how for name, how in fused.items() if not is_sentence(name)}
         setattr(config, FUSION, theirs) if theirs else delattr(config, FUSION)
@@ -122,7 +136,7 @@ def is_sentence(text: object) -> bool:
 
 
 def names_our_code(config: PretrainedConfig) -> bool:
-    return any(map(is_our_code, (getattr(config, CODE, None) or {}).values()))
+    return any(map(is_our_code, entries(config, CODE).values()))
 
 
 def is_our_code(reference: object) -> bool:

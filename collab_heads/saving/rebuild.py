@@ -11,7 +11,7 @@ from collab_heads.errors import ConfigError
 from collab_heads.layers.query_key_kinds import EXACT_KIND
 from collab_heads.model.apply_state import apply_feed_forward, apply_state
 from collab_heads.model.open_layers import OpenFeedForward, OpenLayers, OpenSite
-from collab_heads.saving.layer_configs import record_sizes
+from collab_heads.saving.layer_configs import DIGITS, record_sizes
 from collab_heads.sites.record import FIELD, STATE, CollabConfig
 from collab_heads.sites.site import kept_groups
 from collab_heads.sites.state import DIVIDED, FeedForwardState, QueryKeyKind, SiteState, expect
@@ -77,7 +77,7 @@ def take_pruned_heads(model: PreTrainedModel) -> None:
         expect(condition, f"config.{PRUNED}", pruned, wanted)
     states: dict[str, SiteState | FeedForwardState] = {}
     for layer, heads in pruned.items():
-        number = int(layer) if str(layer).isdecimal() else -1
+        number = int(layer) if str(layer).isdecimal() and len(str(layer)) <= DIGITS else -1
         expect(is_index(number, len(sites)), f"a layer in config.{PRUNED}", layer, f"one from 0 to {len(sites) - 1}")
         site, where = sites[number], f"config.{PRUNED} of layer {number}"
         valid = is_list(heads) and all(is_index(head, site.num_heads) for head in heads)

@@ -9,7 +9,7 @@ else is written. An unchanged model is saved in the same way where it replaces a
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, modeling_utils
 from transformers.utils import CONFIG_NAME
 
-from collab_heads.files.atomic import write_file, writing
+from collab_heads.files.atomic import KEPT, write_file, writing
 from collab_heads.files.folders import alone_in
 from collab_heads.files.locks import PARTIAL
 from collab_heads.model.record_sync import sync_record
@@ -38,6 +38,7 @@ from collab_heads.saving.source_files import (
 from collab_heads.saving.ties import SUFFIX, is_tied, metadata, sort_metadata
 from collab_heads.sites.record import trimmed_vocabulary
 
+MIXED = "Other files of the weights there are new already: nothing loads from this folder until a save ends"
 SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}(\.\w+)")
 
 
@@ -92,7 +93,8 @@ def saving(config: PretrainedConfig, folder: Path, divided: bool = False) -> Ite
             save.finish()
     except BaseException:
         if save is not None and save.end is not None and not (save.files or save.divided):
-            file.unlink(missing_ok=True) if before is None else write_file(file, before)
+            with suppress(OSError):  # a full disk: the mark of an unfinished save stays, and the cause is what counts
+                file.unlink(missing_ok=True) if before is None else write_file(file, before)
         raise
     finally:
         CURRENT.reset(token)
@@ -112,8 +114,12 @@ def replace(write: Callable[[PretrainedConfig, Path], None], config: PretrainedC
     """Write the file of a config in one step: a reader sees either the old or the new one."""
     partial = file.with_name(file.name + PARTIAL)
     with writing(file):
-        write(config, partial)
-        os.replace(partial, file)
+        partial.unlink(missing_ok=True)  # a link would lead to another file
+        try:
+            write(config, partial)
+            os.replace(partial, file)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def write_config(stock: Callable, config: PretrainedConfig, json_file_path, *args, **kwargs):
@@ -134,10 +140,22 @@ def save_weights(stock: Callable, tensors, filename, metadata=None, *args, **kwa
     save, file = current(Path(filename).parent), Path(filename)
     if save is None or save.end is None:
         return stock(tensors, filename, metadata, *args, **kwargs)
-    save.files.add(file.name)
-    with writing(file, sum(tensor.nbytes for tensor in tensors.values())):
-        stock(tensors, filename, {**(metadata or {}), **save.metadata}, *args, **kwargs)
-        sort_metadata(file)
+    before, kept = state_of(file), MIXED if save.files else KEPT
+    try:
+        with writing(file, sum(tensor.nbytes for tensor in tensors.values()), kept):
+            stock(tensors, filename, {**(metadata or {}), **save.metadata}, *args, **kwargs)
+            sort_metadata(file)
+    finally:
+        if state_of(file) != before:
+            save.files.add(file.name)
+
+
+def state_of(file: Path) -> tuple[int, ...] | None:
+    """Return what changes when a file is written; None if there is none."""
+    if not file.is_file():
+        return None
+    found = file.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def save_model(stock: Callable, model: PreTrainedModel, save_directory, *args, **kwargs):

@@ -16,7 +16,7 @@ import filecmp
 import logging
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,9 +25,9 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME
 
 from collab_heads.errors import DataError
-from collab_heads.files.locks import PARTIAL
+from collab_heads.files.atomic import write_file
 from collab_heads.files.reading import own_file, parse_json, read_text
-from collab_heads.saving.marks import auto_map, is_changed
+from collab_heads.saving.marks import FOLDER, auto_map, is_changed
 from collab_heads.saving.ties import first_weights, read_metadata
 from collab_heads.saving.vocabularies import (
     VOCABULARY,
@@ -53,18 +53,23 @@ READ_WITH_OTHERS = (  # by transformers, if a tokenizer of another form is saved
     "vocab.txt",
     "target_vocab.json",
     "merges.txt",
+    "additional_chat_templates/*.jinja",
 )
-PATTERNS = (*READ_WITH_OTHERS, "vocab.*", "*.model", "*.spm")  # the last two of sentencepiece
+# the last two of sentencepiece; the names without a pattern of PhoBERT, BARTpho, Whisper and FSMT
+PATTERNS = (*READ_WITH_OTHERS, "bpe.codes", "dict.txt", "normalizer.json", "vocab*.json", "vocab.*", "*.model", "*.spm")
 OF_PROCESSORS = ("*preprocessor_config.json", "processor_config.json")
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 OF_TEXTS = "sentence_bert_config.json"  # how the transformer of a sentence encoder reads texts; older names are others
 OF_ENCODERS = (MODULES, SETTINGS, "sentence_*_config.json")
 CLASSES = ("SentenceTransformer", "CrossEncoder", "SparseEncoder", "MultiVectorEncoder")
+CODE = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".py")  # what runs when it is loaded
 THEIRS = "sentence_transformers."  # module of the classes that come with sentence-transformers
 
 
 def source_of(config: PretrainedConfig) -> Path | None:
     """Return the folder that a model was loaded from, by its path or in the cache of the Hub; None if unknown."""
+    if (noted := getattr(config, FOLDER, None)) is not None:  # a subfolder
+        return Path(noted) if Path(noted).is_dir() else None
     name = getattr(config, "_name_or_path", "")
     if not name or Path(name).is_dir():
         return Path(name) if name else None
@@ -88,7 +93,7 @@ def warning_of_failure(what: str, source: Path, folder: Path) -> Iterator[None]:
     """Make a copy that fails a warning: it never stops the weights."""
     try:
         yield
-    except (OSError, DataError) as error:
+    except (OSError, ValueError) as error:  # a path with a NUL, a list that cannot be read
         logger.warning(
             "%s in %s cannot be copied to %s: %s; put what is missing there yourself", what, source, folder, error
         )
@@ -106,7 +111,10 @@ def bring_tokenizer(
         is_main_process: as in `save_pretrained`.
     """
     folder = Path(save_directory)
-    if not is_main_process or not folder.is_dir() or not (is_changed(config) or trimmed_digest(config)):
+    if not is_main_process or not folder.is_dir():
+        return
+    if not (is_changed(config) or trimmed_digest(config)):
+        warn_of_copies(config, folder, before)
         return
     source, said = known_tokenizer(config)
     if files_in(folder):
@@ -126,6 +134,20 @@ def bring_tokenizer(
             )
     elif source is not None and is_changed(config):
         copy_files(source, folder, (*PATTERNS, *OF_PROCESSORS))
+
+
+def warn_of_copies(config: PretrainedConfig, folder: Path, before: object) -> None:
+    """Warn where a stock model replaced a changed one, whose tokenizer stays beside it and is not its own."""
+    found = None if before is None else read_vocabularies(folder)
+    if found is not None and is_same(before, found):
+        said = known_tokenizer(config)[1]
+        if not is_same(said, found):
+            logger.warning(
+                "the tokenizer in %s (%s tokens) is that of the model which was saved there before: save the "
+                "tokenizer of this one there, too",
+                folder,
+                tokens_in(None, found),
+            )
 
 
 def known_tokenizer(config: PretrainedConfig) -> tuple[Path | None, object]:
@@ -165,28 +187,32 @@ def copy_files(source: Path, folder: Path, patterns: Collection[str]) -> None:
         return  # the tokenizer is custom code, which would have to be copied, too
     with warning_of_failure("the tokenizer", source, folder):
         for file in [own_file(each, source) for each in found]:  # all are checked before any is copied
-            partial = folder / (file.name + PARTIAL)
-            shutil.copyfile(file, partial)
-            os.replace(partial, folder / file.name)
-        delete_others(folder, {file.name for file in found})
+            write_file(folder / file.relative_to(source), file.read_bytes())
+        delete_others(folder, names_in(source, found))
 
 
 def delete_others(folder: Path, names: Collection[str]) -> None:
     """Delete the files of another tokenizer that would be read together with those of these names."""
-    for name in READ_WITH_OTHERS:
-        if name not in names:
-            (folder / name).unlink(missing_ok=True)
+    for file in files_in(folder, READ_WITH_OTHERS):
+        if not names_in(folder, [file]) <= set(names):
+            file.unlink()
 
 
 def files_in(folder: Path, patterns: Collection[str] = (*PATTERNS, *OF_PROCESSORS)) -> list[Path]:
     return sorted({file for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
 
 
+def names_in(folder: Path, files: Iterable[str | Path]) -> set[str]:
+    """Return the names of files relative to their folder."""
+    return {Path(os.path.relpath(file, folder)).as_posix() for file in files}
+
+
 def take_back(config: PretrainedConfig, folder: Path) -> None:
     """Delete the files in a folder that are copies from the source of a model."""
-    source = source_of(config)
-    for file in [] if source is None else files_in(source):
-        copied = folder / file.name
+    if (source := source_of(config)) is None:
+        return
+    for file in files_in(source):
+        copied = folder / file.relative_to(source)
         if copied.is_file() and filecmp.cmp(file, copied, shallow=False):
             copied.unlink()
 
@@ -195,7 +221,7 @@ def save_tokenizer(stock: Callable, tokenizer: PreTrainedTokenizerBase, save_dir
     """Save a tokenizer; beside a changed model, delete the files of another one, which would be read, too."""
     written, folder = stock(tokenizer, save_directory, *args, **kwargs), Path(save_directory)
     if written and not kwargs.get("filename_prefix") and holds_ours(folder):
-        delete_others(folder, {Path(file).name for file in written})
+        delete_others(folder, names_in(folder, written))
     return written
 
 
@@ -247,13 +273,24 @@ def copy_modules(source: Path, folder: Path) -> None:
     """
     if not (source / MODULES).is_file():
         return
-    inside = [own_file(source / module["path"], source) for module in listed(source) if module.get("path")]
-    folders = [path for path in inside if path.is_dir()]  # modules without settings have no folder in a repository
+    modules = listed(source)
+    if any(module.get("path") for module in modules if str(module.get("type")).endswith(".Transformer")):
+        return  # the model that was loaded is not that of the list
+    inside = [own_file(source / module["path"], source) for module in modules if module.get("path")]
+    # modules without settings have no folder in a repository, and no module is the whole
+    folders = [path for path in inside if path.is_dir() and path.resolve() != source.resolve()]
     files = sorted(path for pattern in OF_ENCODERS for path in source.glob(pattern))
     for path in (*files, *(path for each in folders for path in each.rglob("*"))):
         own_file(path, source)
+    if code := sorted({name for each in folders for name in names_in(source, each.rglob("*")) if name.endswith(CODE)}):
+        logger.warning(
+            "%s: pickles and code are not copied. Where a module has its weights in one only, store them as "
+            "safetensors in the original first (`SentenceTransformer.save`), or copy the file yourself",
+            ", ".join(code),
+        )
     for path in folders:
-        shutil.copytree(path, folder / path.relative_to(source), dirs_exist_ok=True)
+        ignored = shutil.ignore_patterns(*(f"*{ending}" for ending in CODE))
+        shutil.copytree(path, folder / path.relative_to(source), dirs_exist_ok=True, ignore=ignored)
     for path in files:
         shutil.copyfile(path, folder / path.name)
 

@@ -11,20 +11,22 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 from transformers import PretrainedConfig, PreTrainedModel, fusion_mapping, modeling_utils
+from transformers.utils import CONFIG_NAME
 
 from collab_heads.errors import ConfigError
 from collab_heads.layers.output import ConstantOutput, HeadOutputProjection
 from collab_heads.saving.four_bits import check_four_bits
 from collab_heads.saving.layer_configs import SIZES, check_layer_weights
-from collab_heads.saving.marks import FUSION, WEIGHTS, is_mark, is_unfinished
+from collab_heads.saving.marks import FOLDER, is_mark, is_unfinished, is_unfinished_config
 from collab_heads.saving.vocabularies import VOCABULARY, check_vocabulary
 from collab_heads.sites.record import GRIDS, STATE, CollabConfig, configs_in
 
 TIE = "collab_heads"  # in the metadata of a file of weights
 SUFFIX = ".safetensors"
+SNAPSHOTS = "snapshots"  # folder in the cache of the Hub, with one for each commit
 MAX_HEADER = 100_000_000  # bytes; the limit of safetensors
 AGAIN = "load it with the config that was saved with it, or save the model again"
 
@@ -80,6 +82,11 @@ def check_tie(config: PretrainedConfig, files: Iterable[str | Path]) -> bool:
                 f"edited or written by another program: {AGAIN}"
             )
     if untied and len(untied) < len(paths):
+        if not (untied[0].is_file() and untied[0].stat().st_size):
+            raise ConfigError(
+                f"{untied[0]} is missing or empty, and the weights beside it need it: bring it again, as after a copy "
+                "or a download that did not end"
+            )
         raise ConfigError(
             f"{untied[0]} does not belong to the files beside it: these hold the weights of a changed model, and it "
             f"does not. A save into {untied[0].parent} may have been interrupted: save the model again"
@@ -100,7 +107,7 @@ def read_metadata(file: Path) -> Mapping[str, str]:
             found = read_header(opened).get("__metadata__")
     except (OSError, ValueError, AttributeError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return {name: text for name, text in found.items() if isinstance(text, str)} if isinstance(found, dict) else {}
 
 
 def read_header(opened: BinaryIO) -> dict:
@@ -139,6 +146,8 @@ def find_weights(stock: Callable, *args, **kwargs):
 def fuse(stock: Callable, model_class: type, config: PretrainedConfig, fusion_config: Mapping | None = None):
     """Fuse the layers that a config asks for, without our sentence."""
     asked = fusion_config or {}
+    if not isinstance(asked, Mapping):  # not ours: transformers says so
+        return stock(model_class, config, asked)
     check_finished(asked, config.name_or_path)
     return stock(model_class, config, {name: how for name, how in asked.items() if not is_mark(name)})
 
@@ -149,7 +158,8 @@ def check_stored(config: PretrainedConfig, folder: Path) -> None:
     Raises:
         ConfigError: if not; the folder or the file is named.
     """
-    check_finished((getattr(config, WEIGHTS, None), *(getattr(config, FUSION, None) or ())), folder)
+    if is_unfinished_config(config):
+        raise_unfinished(folder)
     weights = first_weights(folder)
     check_tie(config, weights)
     check_tokenizer(config, weights)
@@ -172,10 +182,22 @@ def check_tokenizer(config: PretrainedConfig, files: Sequence[str | Path]) -> No
 
 def check_finished(sentences: Iterable[object], folder: object) -> None:
     if any(map(is_unfinished, sentences)):
-        raise ConfigError(
-            f"{folder} holds a model whose save did not end, so that its files may belong to two models: save the "
-            "model into it again. If a save is under way, wait for its end"
-        )
+        raise_unfinished(folder)
+
+
+def raise_unfinished(folder: object) -> NoReturn:
+    raise ConfigError(
+        f"{folder} holds a model whose save did not end, so that its files may belong to two models: save the model "
+        "into it again. If a save is under way, wait for its end"
+    )
+
+
+def note_folder(config: PretrainedConfig, files: Sequence[str | Path]) -> None:
+    """Note in the config of a model from which folder it was loaded, if that is a subfolder of what its name names."""
+    folder, named = Path(files[0]).parent, Path(getattr(config, "_name_or_path", ""))
+    is_whole = folder.resolve() == named.resolve() if named.is_dir() else folder.parent.name == SNAPSHOTS
+    if not is_whole and (folder / CONFIG_NAME).is_file():
+        setattr(config, FOLDER, str(folder))
 
 
 def load_weights(stock: Callable, *args, **kwargs):
@@ -187,6 +209,8 @@ def load_weights(stock: Callable, *args, **kwargs):
     is_known = check_tie(model.config, files or ()) if state is None else not state
     check_tokenizer(model.config, (files or ()) if state is None else ())
     loaded = stock(*args, **kwargs)
+    if state is None and files:
+        note_folder(model.config, files)
     if hasattr(model, SIZES):
         check_layer_weights(model, loaded[0].missing_and_mismatched(), files)
     elif recorded(model.config) and not is_known:

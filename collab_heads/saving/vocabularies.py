@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 Vocabularies = Sequence[Mapping[str, int]]  # token -> id; two where encoder and decoder have their own
 
 VOCABULARY = "collab_heads_vocabulary"  # in the metadata of a file of weights
-SAID = re.compile(r"(\d+(?:\+\d+)?):[0-9a-f]{32}")
+SAID = re.compile(r"(\d{1,9}(?:\+\d{1,9})?):[0-9a-f]{32}")
 SPARE = 1024  # rows without a token that a model may have: its number of rows is often rounded up
 MADE_UP = 2000  # tokenizers without files have fewer tokens
 
@@ -92,7 +92,8 @@ def read_vocabularies(folder: Path) -> Vocabularies | None:
             found = [{line: n for n, line in enumerate(read_text(file).split("\n")) if line} | added(folder)]
         else:
             return None
-        return found if all(isinstance(each, int) for side in found for each in side.values()) else None
+        pairs = [pair for side in found for pair in side.items()]
+        return found if all(isinstance(token, str) and isinstance(number, int) for token, number in pairs) else None
     except (DataError, ValueError, TypeError, KeyError, IndexError, AttributeError):
         return None
 

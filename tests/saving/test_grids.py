@@ -9,6 +9,7 @@ from compressing import batches_of
 from model_runs import aligned, output
 from safetensors.torch import load_file, save_file
 from slow_cases import slow
+from transformers import EncoderDecoderModel
 
 from collab_heads import compress, export, fold_heads, model_card
 from collab_heads.errors import ConfigError, LoadError
@@ -240,3 +241,53 @@ def test_fields_and_attributes_of_others_stay(tmp_path):
     model.weight_bits = 4
     model.save_pretrained(tmp_path)
     assert type(model).from_pretrained(tmp_path).config.weight_bits == 4
+
+
+def test_a_model_that_was_folded_is_a_stock_checkpoint(tmp_path, caplog):
+    model = small("bert", parts=("heads", "neurons"))
+    fold_heads(model)
+    assert "weights of few bits are stored in full from now on" in caplog.text
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert not {GRIDS, WEIGHTS} & config.keys()
+    assert not any(name.endswith("weight_codes") for name in stored(tmp_path))
+
+
+def test_bits_of_a_config_inside_that_holds_no_longer_are_dropped(tmp_path):
+    """An encoder that was packed stands in a model of half precision, of which nothing lies on a grid."""
+    encoder, whole = FAMILIES["bert"].build().bert, FAMILIES["bert"].build().config
+    encoder.config = whole
+    whole.collab_heads_bits = {"encoder.layer.0.attention.self.query": 4}
+    decoder = FAMILIES["xlm-roberta-decoder"].build()
+    EncoderDecoderModel(encoder=encoder, decoder=decoder).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert GRIDS not in config["encoder"] and WEIGHTS not in config and WEIGHTS not in config["encoder"]
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda codes, scales: (codes[0, 0], scales), r"weight_codes \[\] torch.uint8 are no rows of bytes"),
+        (lambda codes, scales: (codes.long() + 256, scales), r"weight_codes .* torch.int64 are no rows of bytes"),
+        (lambda codes, scales: (codes, scales[:, :-1]), "weight_scales .* are no rows of bytes"),
+        (lambda codes, scales: (codes[:-1], scales), ""),
+    ],
+)
+def test_a_state_with_codes_that_are_none_names_the_weight(change, said, tmp_path):
+    model = small("bert", parts=())
+    model.save_pretrained(tmp_path)
+    state = stored(tmp_path)
+    stem = next(name for name in state if name.endswith("weight_codes")).removesuffix("_codes")
+    state[f"{stem}_codes"], state[f"{stem}_scales"] = change(state[f"{stem}_codes"], state[f"{stem}_scales"])
+    with pytest.raises(LoadError, match=f"^{stem}: {said}"):
+        FAMILIES["bert"].build().load_state_dict(state)
+
+
+def test_codes_of_what_the_model_lacks_are_unexpected(tmp_path):
+    """As weights are: `strict=False` passes them over."""
+    model = small("bert", parts=())
+    model.save_pretrained(tmp_path)
+    state = stored(tmp_path)
+    lost = {f"other.{name}": each for name, each in state.items() if name.endswith(("codes", "scales"))}
+    found = FAMILIES["bert"].build().load_state_dict(state | lost, strict=False)
+    assert set(found.unexpected_keys) == lost.keys()

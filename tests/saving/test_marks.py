@@ -277,3 +277,18 @@ def test_a_config_of_every_kind_can_be_marked(family):
     assert ("AutoModel" in models) == (type(config) in AutoModel._model_mapping)  # not of SigLIP's texts
     assert all(hasattr(transformers, model.removeprefix(f"{MODULE}.")) for model in models.values())
     assert PretrainedConfig().to_dict() == marked(PretrainedConfig()).to_dict()
+
+
+@pytest.mark.parametrize("value", (["x"], "x", 5))
+def test_a_field_that_is_no_dict_is_left_to_transformers(value, tmp_path):
+    """It loads a model whose `auto_map` is anything, and refuses a `fusion_config` of another kind itself."""
+    transformers.BertModel(bert_config()).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {CODE: value}))
+    model = transformers.BertModel.from_pretrained(tmp_path)
+    model.save_pretrained(tmp_path / "again")
+    if value != 5:  # which AutoConfig does not take
+        transformers.AutoConfig.from_pretrained(tmp_path).save_pretrained(tmp_path / "alone")
+    swap_to_gated(model)
+    model.save_pretrained(tmp_path / "gated")
+    assert json.loads((tmp_path / "gated/config.json").read_text())[CODE]["AutoModel"].startswith(MODULE)

@@ -60,7 +60,19 @@ def test_an_entry_without_heads_is_ignored(pruned):
 
 
 @pytest.mark.parametrize(
-    "pruned", [{"2": [0]}, {"-1": [0]}, {"0": [4]}, {"0": 1}, {"x": [0]}, [0], {"0": [True]}, "all", {"0": ["1"]}]
+    "pruned",
+    [
+        {"2": [0]},
+        {"-1": [0]},
+        {"0": [4]},
+        {"0": 1},
+        {"x": [0]},
+        [0],
+        {"0": [True]},
+        "all",
+        {"0": ["1"]},
+        {"9" * 5000: [0]},
+    ],
 )
 def test_what_does_not_fit_is_named(pruned):
     config = FAMILIES["bert"].build().config

@@ -1,10 +1,12 @@
 """A save that is killed leaves the old model, the new one, or a folder that refuses to load and says so."""
 
+import errno
 import json
 import random
 import shutil
 import signal
 from collections import Counter
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -190,17 +192,29 @@ def test_a_save_that_fails_among_the_weights_is_not_one(tmp_path, inputs, monkey
     assert torch.equal(loaded(tmp_path, inputs), output(aligned(model.eval()), inputs))
 
 
-def test_a_disk_that_fails_is_named(tmp_path, monkeypatch):
-    """As safetensors tells it, in no error of Python's."""
+def failing(error):
+    if error is not None:
+        raise error
+
+
+@contextmanager
+def full_at(size):
+    """Let no file become larger, as on a full disk."""
     resource = pytest.importorskip("resource")
     before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
-        with pytest.raises(OutputError, match=f"cannot write {tmp_path}/model.safetensors: the disk.*about 0.. MB"):
-            llama(1, 1).save_pretrained(tmp_path)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_disk_that_fails_is_named(tmp_path, monkeypatch):
+    """As safetensors tells it, in no error of Python's."""
+    with full_at(20_000):
+        with pytest.raises(OutputError, match=f"cannot write {tmp_path}/model.safetensors: the disk.*about 0.. MB"):
+            llama(1, 1).save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").unlink(missing_ok=True)
     (tmp_path / "model.safetensors").mkdir()
     with pytest.raises(OutputError, match=r"cannot write .*model.safetensors: .*Is a directory \(os error 21\)"):
@@ -262,3 +276,27 @@ def test_the_same_model_is_the_same_bytes(tmp_path):
     for name in map(str, range(8)):
         model.save_pretrained(tmp_path / name)
     assert len({(tmp_path / name / "model.safetensors").read_bytes() for name in map(str, range(8))}) == 1
+
+
+def test_a_disk_that_is_full_before_any_weight_is_replaced_leaves_the_old_model(tmp_path, monkeypatch):
+    """Of one file of weights, nothing is new; of several, the first is."""
+    old = llama(0)
+    old.save_pretrained(tmp_path)
+    before = {name: (tmp_path / name).read_bytes() for name in ("config.json", "model.safetensors")}
+    with full_at(20_000), pytest.raises(OutputError, match="What was there before stays: make room"):
+        llama(1, 1).save_pretrained(tmp_path)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    inputs = FAMILIES["llama"].inputs()
+    assert torch.equal(loaded(tmp_path, inputs), output(aligned(old.eval()), inputs))
+    errors = iter((None, OSError(errno.ENOSPC, "No space left on device")))
+    monkeypatch.setattr("collab_heads.saving.saving.sort_metadata", lambda file: failing(next(errors)))
+    with pytest.raises(OutputError, match="Other files of the weights there are new already"):
+        llama(1, 1).save_pretrained(tmp_path, max_shard_size="20KB")
+    assert "save did not end" in str(loaded(tmp_path, inputs))
+
+
+def test_what_cannot_be_cleaned_up_does_not_hide_the_cause(tmp_path):
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(OutputError, match=r"cannot write .*config.json"):
+        llama(1, 1).save_pretrained(tmp_path)
+    assert [each.name for each in tmp_path.iterdir()] == ["config.json"]

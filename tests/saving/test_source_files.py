@@ -1,6 +1,10 @@
 """A changed model is saved with the tokenizer that it came with; whoever saves one afterwards has the last word."""
 
+import copy
+import json
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,9 +12,11 @@ import transformers
 from known_heads import word_pieces
 from model_runs import swap
 from transformers import AutoModel, AutoTokenizer, BertForSequenceClassification
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
 
 from collab_heads import fold_heads, prune_heads
-from collab_heads.saving.source_files import files_in, source_of, take_back
+from collab_heads.saving.marks import FOLDER
+from collab_heads.saving.source_files import PATTERNS, files_in, source_of, take_back
 from families import FAMILIES
 
 TEXT = "she can chase"
@@ -167,3 +173,63 @@ def test_sentence_transformers_tells_sentences_apart(tmp_path, original):
     embedder = sentence_transformers.SentenceTransformer(str(tmp_path / "small"), device="cpu")
     first, second = embedder.encode(["she can chase", "the old dog"], convert_to_tensor=True)
     assert not torch.equal(first, second)
+
+
+def test_a_model_from_a_subfolder_brings_the_tokenizer_from_there(original, tmp_path):
+    """The root has another one, of as many tokens."""
+    inner = shutil.copytree(original, original / "inner")
+    tokenizer = json.loads((inner / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["she"], vocabulary["can"] = vocabulary["can"], vocabulary["she"]
+    (inner / "tokenizer.json").write_text(json.dumps(tokenizer))
+    model = BertForSequenceClassification.from_pretrained(original, subfolder="inner")
+    swap(model, "shared", 20)
+    model.save_pretrained(tmp_path / "small")
+    copy.deepcopy(model).save_pretrained(tmp_path / "copied")
+    assert ids(tmp_path / "small") == ids(tmp_path / "copied") == ids(inner) != ids(original)
+    assert FOLDER not in (tmp_path / "small/config.json").read_text()
+    assert not hasattr(BertForSequenceClassification.from_pretrained(tmp_path / "small").config, FOLDER)
+
+
+def test_files_whose_names_no_other_tokenizer_has_come_along(model, original, tmp_path):
+    """PhoBERT's, BARTpho's, Whisper's and FSMT's, and further chat templates."""
+    special = {"bpe.codes", "dict.txt", "normalizer.json", "vocab-src.json", "additional_chat_templates/tools.jinja"}
+    (original / "additional_chat_templates").mkdir()
+    for name in special:
+        (original / name).write_text("{}")
+    model.save_pretrained(tmp_path / "small")
+    assert all((tmp_path / "small" / name).is_file() for name in special)
+    word_pieces().save_pretrained(tmp_path / "small")
+    assert not (tmp_path / "small/additional_chat_templates/tools.jinja").exists()  # it would be read, too
+    take_back(model.config, tmp_path / "small")
+    assert not (tmp_path / "small/bpe.codes").exists()
+
+
+def test_every_tokenizer_of_transformers_has_its_files_copied(model, original, tmp_path):
+    """But a few of models that no adapter reads."""
+    others = {"emoji.json", "entity_vocab.json", "byte_maps.json", "prophetnet.tokenizer"}
+    others |= {"word_shape.json", "word_pronunciation.json"}
+    classes = filter(None, map(tokenizer_class_from_name, {*map(str, TOKENIZER_MAPPING_NAMES.values())}))
+    found = {name for each in classes for name in getattr(each, "vocab_files_names", {}).values()}
+    assert len(found) > 10
+    for name in found - others:
+        assert any(Path(name).match(pattern) for pattern in PATTERNS), name
+
+
+def test_a_stock_model_saved_over_a_changed_one_beside_its_tokenizer_warns(model, original, tmp_path, caplog):
+    model.save_pretrained(tmp_path / "small")
+    BertForSequenceClassification.from_pretrained(original).save_pretrained(tmp_path / "small")
+    assert "tokenizer" not in caplog.text  # it is its own
+    model.save_pretrained(tmp_path / "small")
+    FAMILIES["bert"].build().save_pretrained(tmp_path / "small")
+    assert "is that of the model which was saved there before: save the tokenizer of this one" in caplog.text
+
+
+def test_a_link_in_place_of_a_partial_file_is_not_followed(model, tmp_path, caplog):
+    (tmp_path / "small").mkdir()
+    (tmp_path / "mine.txt").write_text("mine")
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / f"small/{name}.partial").symlink_to(tmp_path / "mine.txt")
+    model.save_pretrained(tmp_path / "small")
+    assert (tmp_path / "mine.txt").read_text() == "mine" and "cannot be copied" in caplog.text
+    assert BertForSequenceClassification.from_pretrained(tmp_path / "small").num_parameters() == model.num_parameters()

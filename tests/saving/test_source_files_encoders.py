@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -223,3 +224,34 @@ print(*model.encode("she can chase").tolist())
     with torch.no_grad():
         first = model.eval()(**word_pieces()("she can chase", return_tensors="pt")).last_hidden_state[0, 0]
     torch.testing.assert_close(found, first / first.norm(), rtol=0, atol=1e-5)
+
+
+def test_a_transformer_in_a_folder_of_its_own_brings_no_list_of_modules(original, tmp_path):
+    """As old folders have it: the list would lead to the original, which would be copied with it."""
+    listed = [MODULES[0] | {"path": "0_Transformer"}, MODULES[1]]
+    (original / "modules.json").write_text(json.dumps(listed))
+    shutil.copytree(original, tmp_path / "inner")
+    (tmp_path / "inner").rename(original / "0_Transformer")
+    changed(original).save_pretrained(tmp_path / "small")
+    assert not copied(tmp_path / "small") and not (tmp_path / "small/0_Transformer").exists()
+
+
+@pytest.mark.parametrize("path", [".", "1_Pooling/..", "1_Pooling\0"])
+def test_a_list_of_modules_that_names_the_whole_folder_or_no_path(path, original, tmp_path, caplog):
+    (original / "private.txt").write_text("x")
+    (original / "modules.json").write_text(json.dumps([*MODULES, {"path": path}]))
+    changed(original).save_pretrained(tmp_path / "small")
+    assert (tmp_path / "small/model.safetensors").is_file() and not (tmp_path / "small/private.txt").exists()
+    assert ("cannot be copied" in caplog.text) == ("\0" in path)
+
+
+def test_pickles_and_code_of_modules_are_left_out(original, tmp_path, caplog):
+    (original / "2_Dense").mkdir()
+    for name in ("config.json", "model.safetensors", "pytorch_model.bin", "module.py"):
+        (original / "2_Dense" / name).write_text("{}")
+    listed = [*MODULES[:2], {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"}]
+    (original / "modules.json").write_text(json.dumps(listed))
+    changed(original).save_pretrained(tmp_path / "small")
+    there = {file.name for file in (tmp_path / "small/2_Dense").iterdir()}
+    assert there == {"config.json", "model.safetensors"}
+    assert "2_Dense/module.py, 2_Dense/pytorch_model.bin: pickles and code are not copied" in caplog.text

@@ -145,6 +145,15 @@ def test_shards_of_two_models(whose, model, tmp_path):
         assert torch.isfinite(computed(tmp_path / "one")).all()
 
 
+@pytest.mark.parametrize("how", ("missing", "empty"))
+def test_a_shard_that_did_not_come_along(how, model, tmp_path):
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    shard = next(tmp_path.glob("model-00002-*"))
+    shard.unlink() if how == "missing" else shard.write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"model-00002.* is missing or empty, .*: bring it again"):
+        computed(tmp_path)
+
+
 def test_parts_that_are_not_changed_load_alone(tmp_path):
     whole = FAMILIES["clip"].build()
     swap_to_gated(whole, sites="dec-self")
