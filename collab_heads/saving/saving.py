@@ -140,13 +140,16 @@ def save_weights(stock: Callable, tensors, filename, metadata=None, *args, **kwa
     save, file = current(Path(filename).parent), Path(filename)
     if save is None or save.end is None:
         return stock(tensors, filename, metadata, *args, **kwargs)
-    before, kept = state_of(file), MIXED if save.files else KEPT
+    before, kept, is_new = state_of(file), MIXED if save.files else KEPT, True
     try:
         with writing(file, sum(tensor.nbytes for tensor in tensors.values()), kept):
             stock(tensors, filename, {**(metadata or {}), **save.metadata}, *args, **kwargs)
             sort_metadata(file)
+    except BaseException:
+        is_new = state_of(file) != before
+        raise
     finally:
-        if state_of(file) != before:
+        if is_new:
             save.files.add(file.name)
 
 
