@@ -208,9 +208,9 @@ def load_state(stock: Callable, model: PreTrainedModel, state_dict: Mapping[str,
     """
     stems = [name.removesuffix(CODES) for name in state_dict if name.endswith(CODES)]
     if stems:
-        state_dict = dict(state_dict)
+        state_dict, modules = dict(state_dict), dict(model.named_modules(remove_duplicate=False))
         for stem in stems:
-            module = dict(model.named_modules(remove_duplicate=False)).get(stem.removesuffix("."))
+            module = modules.get(stem.removesuffix("."))
             weight = getattr(module, "weight", None)
             if module is None or not isinstance(weight, Tensor) or weight.dim() != 2:
                 continue
