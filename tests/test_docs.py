@@ -16,6 +16,7 @@ import yaml
 from pages import DOCS, FILE, NETWORK, PACKAGE, PAGES, ROOT, Page, run, tables_restored
 from public_names import HOMES
 
+import collab_heads.plots
 from collab_heads.base.extras import EXTRAS
 from collab_heads.command.main import COMMANDS, read
 from test_imports import BASE, LAYERS, imports, packages
@@ -383,6 +384,7 @@ def test_the_reference_has_every_public_name_once():
     pages = (page.text for name, page in PAGES.items() if name.startswith("docs/reference/"))
     documented = re.findall(r"^::: (collab_heads\.\S+)$", "\n".join(pages), flags=re.MULTILINE)
     public = {f"{module.__name__}.{name}" for name, module in HOMES.items()}
+    public |= {f"collab_heads.plots.{name}" for name in collab_heads.plots.__all__}
     results = [name for name in documented if name not in public]  # in the modules that make them
     assert sorted(documented) == sorted({*public, *results})
     assert all(inspect.isclass(pkgutil.resolve_name(name)) for name in results)
