@@ -17,7 +17,7 @@ from collab_heads.base.numerics import keeping_threads
 from collab_heads.command.inputs import Loaded, batches_of, check_class, generated, load
 from collab_heads.command.texts import drawn, read_data, read_others
 from collab_heads.command.work import examples, write_model
-from collab_heads.compression.budgets import DEFAULT, check_budget, check_reach, check_size
+from collab_heads.compression.budgets import DEFAULT_BUDGET, check_budget, check_reach, check_size
 from collab_heads.compression.compress import compress
 from collab_heads.compression.compression_plan import CompressionPlan
 from collab_heads.compression.measurements import HELD_OUT, MEASURED
@@ -91,7 +91,7 @@ def compressed(args: Namespace, later: Sequence[Later], begun: Work | None = Non
         begun.more += [partial(estimate, loaded, batches) for estimate in later]
     limits = {"max_error": args.max_error, "max_loss": args.max_loss, "evaluate": score}
     is_open = args.plan or args.max_error is not None or args.max_loss is not None
-    budget = DEFAULT if args.budget is None and not is_open else args.budget
+    budget = DEFAULT_BUDGET if args.budget is None and not is_open else args.budget
     check = partial(check_reach, budget=budget, written=written)
     with opened(model, changes=True, of="layers") as layers, work("plan"), keeping_threads():
         made = planned(layers, batches, options, args.measurements, check)
@@ -129,7 +129,7 @@ def distillation_after(args: Namespace, loaded: Loaded, batches: Sequence[Mappin
 
 def share_left(args: Namespace) -> float:
     """Return the share of the layers that a budget leaves, about."""
-    return args.budget if isinstance(args.budget, float) else DEFAULT
+    return args.budget if isinstance(args.budget, float) else DEFAULT_BUDGET
 
 
 def time_left(args: Namespace) -> float:

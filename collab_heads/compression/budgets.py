@@ -15,7 +15,7 @@ from collab_heads.compression.parts.shape import UNCHANGED
 from collab_heads.errors import ArgumentError
 from collab_heads.model.site_size import num_bytes
 
-DEFAULT = 0.5  # the budget where no limit is given
+DEFAULT_BUDGET = 0.5  # the budget where no limit is given
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from collab_heads.base.estimates import work
 from collab_heads.base.numerics import keeping_threads
 from collab_heads.base.option_values import REFINE_STEPS, SITE_PARTS, Engine, ModelShape, SitePart
 from collab_heads.base.progress import one_bar
-from collab_heads.compression.budgets import DEFAULT, check_budget, check_reach, check_size
+from collab_heads.compression.budgets import DEFAULT_BUDGET, check_budget, check_reach, check_size
 from collab_heads.compression.compression_plan import Choices, CompressionPlan
 from collab_heads.compression.latency import timed_again
 from collab_heads.compression.measurements import Measurements
@@ -161,7 +161,7 @@ def compress(
         raise ArgumentError("there are two plans: pass batches and the plan= that is to be fitted to them")
     given = batches if isinstance(batches, CompressionPlan) else plan
     if not asked:
-        budget = DEFAULT
+        budget = DEFAULT_BUDGET
     if isinstance(budget, str) and of == "parameters" and given is None:
         of = "bytes"
     options = PlanOptions(of, sites, parts, kind, shape, multiple_of, refine_steps, seed, bits, table_bits, engine)

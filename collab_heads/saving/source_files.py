@@ -62,7 +62,7 @@ MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 OF_TEXTS = "sentence_bert_config.json"  # how the transformer of a sentence encoder reads texts; older names are others
 OF_ENCODERS = (MODULES, SETTINGS, "sentence_*_config.json")
 CLASSES = ("SentenceTransformer", "CrossEncoder", "SparseEncoder", "MultiVectorEncoder")
-CODE = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".py")  # what runs when it is loaded
+RISKY = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".py")  # what runs when it is loaded
 THEIRS = "sentence_transformers."  # module of the classes that come with sentence-transformers
 
 
@@ -282,14 +282,14 @@ def copy_modules(source: Path, folder: Path) -> None:
     files = sorted(path for pattern in OF_ENCODERS for path in source.glob(pattern))
     for path in (*files, *(path for each in folders for path in each.rglob("*"))):
         own_file(path, source)
-    if code := sorted({name for each in folders for name in names_in(source, each.rglob("*")) if name.endswith(CODE)}):
+    if code := sorted({name for each in folders for name in names_in(source, each.rglob("*")) if name.endswith(RISKY)}):
         logger.warning(
             "%s: pickles and code are not copied. Where a module has its weights in one only, store them as "
             "safetensors in the original first (`SentenceTransformer.save`), or copy the file yourself",
             ", ".join(code),
         )
     for path in folders:
-        ignored = shutil.ignore_patterns(*(f"*{ending}" for ending in CODE))
+        ignored = shutil.ignore_patterns(*(f"*{ending}" for ending in RISKY))
         shutil.copytree(path, folder / path.relative_to(source), dirs_exist_ok=True, ignore=ignored)
     for path in files:
         shutil.copyfile(path, folder / path.name)

@@ -205,7 +205,7 @@ def test_files_whose_names_no_other_tokenizer_has_come_along(model, original, tm
     assert not (tmp_path / "small/bpe.codes").exists()
 
 
-def test_every_tokenizer_of_transformers_has_its_files_copied(model, original, tmp_path):
+def test_every_tokenizer_of_transformers_has_its_files_copied():
     """But a few of models that no adapter reads."""
     others = {"emoji.json", "entity_vocab.json", "byte_maps.json", "prophetnet.tokenizer"}
     others |= {"word_shape.json", "word_pronunciation.json"}
