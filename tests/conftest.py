@@ -62,6 +62,15 @@ def quiet():
     transformers.utils.logging.disable_progress_bar()
 
 
+@pytest.fixture(autouse=True)
+def as_many_threads():
+    """A test leaves torch the threads that it found: more would make later tests, and copies of the process, wait."""
+    yield
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    assert threads == 1
+
+
 @pytest.fixture
 def two_threads(monkeypatch):
     """As many as a user has who has set nothing."""

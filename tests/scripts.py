@@ -1,5 +1,6 @@
 """How tests run the scripts: in this process, in another one, and in several."""
 
+import faulthandler
 import multiprocessing
 import os
 import socket
@@ -11,6 +12,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
@@ -48,13 +50,16 @@ def to_fsdp(accelerator: Accelerator, **options) -> Accelerator:
     return accelerator
 
 
+HANGS = 240  # seconds after which a process is ended
 FORK = multiprocessing.get_context("fork")  # a copy of this process, which has imported everything
 
 
 def fork(main: Callable, arguments: list[str], **environment: str) -> BaseProcess:
-    """Run a script's `main` in a process of its own, which can be killed."""
+    """Run a script's `main` in a process of its own, which can be killed, and says where it hangs."""
 
     def child():
+        faulthandler.dump_traceback_later(HANGS - 20, file=sys.__stderr__)
+        torch.set_num_threads(1)  # a copy has none of the threads of this process, and would wait for them forever
         os.environ.update(environment)
         forget_accelerate()
         main(arguments)
@@ -66,7 +71,7 @@ def fork(main: Callable, arguments: list[str], **environment: str) -> BaseProces
 
 def kill_at(checkpoint: Path, process: BaseProcess) -> None:
     """SIGKILL, right after a checkpoint appears."""
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + HANGS
     while not checkpoint.exists():
         assert process.is_alive() and time.monotonic() < deadline, f"{checkpoint} did not appear"
         time.sleep(0.005)
@@ -96,7 +101,7 @@ def exit_codes_of_two(main: Callable, arguments: list[str]) -> list[int | None]:
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     shared["OMP_NUM_THREADS"] = "1"  # Accelerate would set more, and a process that was forked waits for them forever
     processes = [fork(main, arguments, RANK=str(i), LOCAL_RANK=str(i), **shared) for i in range(2)]
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + HANGS
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))
     codes = [process.exitcode for process in processes]
@@ -124,5 +129,5 @@ def start(arguments, **more) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen) -> None:
-    _, errors = process.communicate(timeout=240)
+    _, errors = process.communicate(timeout=HANGS)
     assert process.returncode == 0, errors.decode()[-2000:]

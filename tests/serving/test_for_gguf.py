@@ -300,8 +300,7 @@ def test_models_that_it_computes_otherwise_are_refused(model, message):
 
 
 @runs
-def test_the_process_is_left_as_it_was(tmp_path, capfd):
-    torch.set_num_threads(2)
+def test_the_process_is_left_as_it_was(two_threads, tmp_path, capfd):
     before = torch.get_num_threads(), torch.get_rng_state(), sys.stdout, logging.root.manager.disable
     model = build("Llama")
     weights = {name: weight.clone() for name, weight in model.state_dict().items()}
