@@ -45,6 +45,7 @@ from collab_heads.analysis.roles.syntax import Syntax
 from collab_heads.analysis.roles.treebank import Treebank
 from collab_heads.base.arguments import checking_arguments
 from collab_heads.base.estimates import say, work
+from collab_heads.base.numerics import keeping_threads
 from collab_heads.base.option_values import PrefixKind
 from collab_heads.base.progress import one_bar, progress_bar
 from collab_heads.base.report import portable_name
@@ -57,6 +58,7 @@ from collab_heads.heads.gating import gated_sites
 from collab_heads.heads.history import HeadHistory
 from collab_heads.model.refusals import check_wrapper
 from collab_heads.running.batches import warn_few
+from collab_heads.running.threads import choose_threads
 from collab_heads.sites.record import CollabConfig
 
 Result = TypeVar("Result")
@@ -169,7 +171,7 @@ def analyze_heads(
     adapter = get_adapter(model)
     if not adapter.sites_with_heads(model):
         raise ModelStateError(f"this {type(model).__name__} has no heads left to analyze")
-    with work("analyze"):
+    with work("analyze"), keeping_threads():
         report = Analysis(model, adapter, Sentences(batches), options).report()
     warn_few([report.data["sentences"]])
     return report
@@ -180,6 +182,7 @@ class Analysis:
 
     Attributes:
         parts: the parts to measure.
+        first: the first batch.
         chosen: the inputs of the sentences of the user's choice.
         excluded: ids of tokens that do not count as queries.
         results: field of the report -> its value.
@@ -191,10 +194,10 @@ class Analysis:
         self.model, self.adapter, self.batches, self.options = model, adapter, batches, options
         self.sites, self.numbers = adapter.sites_with_heads(model), head_numbers(model, adapter)
         self.excluded = excluded_queries(model, options.exclude, options.tokenizer)
-        sides, first = sides_of(model, adapter), next(iter(batches))
-        has_source = sides is not None and sides.in_batch(first)
-        given = {name for name, value in first.items() if value is not None}  # of questions, where answers begin
-        has_labels = bool({"labels", "start_positions"} & given or first.get("return_loss"))  # CLIP's pairs are labels
+        sides, self.first = sides_of(model, adapter), next(iter(batches))
+        has_source = sides is not None and sides.in_batch(self.first)
+        given = {name for name, value in self.first.items() if value is not None}  # of questions, where answers begin
+        has_labels = bool({"labels", "start_positions"} & given or self.first.get("return_loss"))  # CLIP's pairs
         self.parts, self.notes = options.choose(has_labels, has_source)
         self.chosen, shown = chosen_batches(model, options.tokenizer, tuple(options.sentences))
         self.notes += shown
@@ -207,6 +210,7 @@ class Analysis:
 
     def report(self) -> HeadReport:
         syntax, options = None, self.options
+        choose_threads(self.model, self.first)
         is_known = not (options.treebank or options.compare_with) and options.prefixes == "reference"
         if is_known and isinstance(self.batches.batches, Sequence):  # others may not fit in memory
             say(lambda: estimate_analysis(self.model, [*self.batches], self.parts, options.contribution_sentences))

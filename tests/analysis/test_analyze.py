@@ -25,6 +25,16 @@ from collab_heads.heads.comparison import rank_correlation
 from collab_heads.heads.criteria import Gradient
 
 
+def test_work_that_several_threads_slow_down_is_left_to_one(two_threads, monkeypatch):
+    model, observe, seen = model_in("bert"), analyze.observe, []
+    batches = split(labelled("bert", model))
+    monkeypatch.setattr(analyze, "choose_threads", lambda *given: seen.append(given) or torch.set_num_threads(1))
+    monkeypatch.setattr(analyze, "observe", lambda *a, **k: seen.append(torch.get_num_threads()) or observe(*a, **k))
+    analyze_heads(model, batches, parts="statistics")
+    (of, batch), threads = seen
+    assert of is model and batch is batches[0] and threads == 1 and torch.get_num_threads() == 2
+
+
 def labelled(name, model):
     inputs, _ = ended(name)
     if "decoder_input_ids" in inputs:
