@@ -17,15 +17,15 @@ from typing import Any
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, modeling_utils
-from transformers.utils import CONFIG_NAME
+from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
 from collab_heads.files.atomic import KEPT, write_file, writing
 from collab_heads.files.folders import alone_in
 from collab_heads.files.locks import PARTIAL
 from collab_heads.model.record_sync import sync_record
-from collab_heads.saving.card import complete
+from collab_heads.saving.card import README, complete
 from collab_heads.saving.grids import note_grids, packs
-from collab_heads.saving.marks import free_module, is_changed, marked, unfinished, write_code
+from collab_heads.saving.marks import MODULES, free_module, is_changed, marked, unfinished, write_code
 from collab_heads.saving.source_files import (
     bring_modules,
     bring_tokenizer,
@@ -39,6 +39,7 @@ from collab_heads.saving.ties import SUFFIX, is_tied, metadata, sort_metadata
 from collab_heads.sites.record import trimmed_vocabulary
 
 MIXED = "Other files of the weights there are new already: nothing loads from this folder until a save ends"
+BEFORE_WEIGHTS = (CONFIG_NAME, GENERATION_CONFIG_NAME, README, *(f"{module}.py" for module in MODULES))
 SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}(\.\w+)")
 
 
@@ -80,12 +81,11 @@ CURRENT: ContextVar[Save | None] = ContextVar("the save that is under way", defa
 
 @contextmanager
 def saving(config: PretrainedConfig, folder: Path, divided: bool = False) -> Iterator[None]:
-    """Run a save: finish it at the end, or restore the old config if the save failed before any weight was written."""
+    """Run a save: finish it at the end, or restore the old files if the save failed before any weight was written."""
     said = metadata(config) | vocabulary_metadata(config)
     is_ours = is_changed(config) or trimmed_vocabulary(config) is not None or holds_changed(folder)
     save = Save(folder, said, divided) if is_ours else None
-    file = folder / CONFIG_NAME
-    before = file.read_bytes() if save is not None and file.is_file() else None
+    before = {} if save is None else {folder / name: content_of(folder / name) for name in BEFORE_WEIGHTS}
     token = CURRENT.set(save)
     try:
         yield
@@ -94,10 +94,23 @@ def saving(config: PretrainedConfig, folder: Path, divided: bool = False) -> Ite
     except BaseException:
         if save is not None and save.end is not None and not (save.files or save.divided):
             with suppress(OSError):  # a full disk: the mark of an unfinished save stays, and the cause is what counts
-                file.unlink(missing_ok=True) if before is None else write_file(file, before)
+                for file, content in before.items():
+                    put_back(file, content)
         raise
     finally:
         CURRENT.reset(token)
+
+
+def content_of(file: Path) -> bytes | None:
+    return file.read_bytes() if file.is_file() else None
+
+
+def put_back(file: Path, content: bytes | None) -> None:
+    """Give a file the content that it had; None: there was none."""
+    if content is None:
+        file.unlink(missing_ok=True)
+    elif content_of(file) != content:
+        write_file(file, content)
 
 
 def current(folder: Path) -> Save | None:
