@@ -92,8 +92,10 @@ def fitted_error(measured: Measurements, fitted: Mapping[str, Sequence[Fit]], pr
         fitted: path -> fits, as `fit_choices` returns them.
         probe: what measures the error; None for that of the measurements.
     """
+    give_back_memory()  # of the fits, and of an installation before
     with undone(measured.layers, measured.changing) as tried:
         install(tried, fitted)
+        give_back_memory()
         return (probe or measured.probe).error()
 
 
