@@ -367,6 +367,16 @@ def test_the_copies_of_a_group_are_gone_before_the_next(monkeypatch):
     assert groups > 1 and copies
 
 
+def test_memory_is_given_back_around_the_installation_of_a_trial(monkeypatch):
+    """What an installation frees stays in the heap: of MPNet's memory at the peak it was a twentieth."""
+    made, steps = measured_of("bert"), []
+    fitted = fit_choices(made.measured, made.choose(0.4))
+    monkeypatch.setattr(fitting, "give_back_memory", lambda: steps.append("given back"))
+    monkeypatch.setattr(fitting, "install", lambda *given: steps.append("installed") or install(*given))
+    fitted_error(made.measured, fitted)
+    assert steps == ["given back", "installed", "given back"]
+
+
 def test_the_moments_of_neurons_are_gone_while_they_are_fitted(monkeypatch):
     """Where there are several groups: the regression takes their place."""
     monkeypatch.setattr(calibrate, "SHARE", 0)
