@@ -20,6 +20,7 @@ from collab_heads.running.batches import output_mask
 
 KEEP = "logits_to_keep"  # the input with the positions at which a language model puts out logits
 FAR = 10.0  # times the median norm: a token whose norm is beyond it is outlying
+AT_ONCE = 2**20  # elements of distributions that are compared at a time: each has several copies meanwhile
 EMBEDDINGS = ("text_embeds", "image_embeds")
 ENDS = ("start_logits", "end_logits")  # of an answer in a text
 
@@ -54,10 +55,22 @@ class Output:
         """
         rows = self.rows.to(changed.rows.device)
         if self.is_distribution:
-            share = rows.exp()  # 0 where the logarithm is -inf: a class with probability 0 adds nothing
-            return 2 * (share * (rows - changed.rows).where(share > 0, 0.0)).sum()
+            size = max(AT_ONCE // rows.shape[1], 1)
+            pairs = zip(rows.split(size), changed.rows.split(size), strict=True)
+            return 2 * sum((divergence(*pair) for pair in pairs), rows.new_zeros(()))
         others = changed.rows if self.factors is None else changed.rows * self.factors.to(changed.rows)
         return (rows - others).square().sum()
+
+
+def divergence(rows: Tensor, changed: Tensor) -> Tensor:
+    """Return the divergence of Kullback and Leibler, summed over rows of log-probabilities, differentiable: [].
+
+    Args:
+        rows: [N, C].
+        changed: [N, C].
+    """
+    share = rows.exp()  # 0 where the logarithm is -inf: a class with probability 0 adds nothing
+    return (share * (rows - changed).where(share > 0, 0.0)).sum()
 
 
 def square_of(outputs: Sequence[Output]) -> float:

@@ -14,7 +14,8 @@ from transformers.modeling_outputs import (
 )
 
 from collab_heads.errors import UnsupportedModelError
-from collab_heads.running.outputs import KEEP, Output, fewer_logits, read_output, without_far_rows
+from collab_heads.running import outputs as outputs_module
+from collab_heads.running.outputs import KEEP, Output, divergence, fewer_logits, read_output, without_far_rows
 from families import FAMILIES, make
 
 
@@ -48,6 +49,24 @@ def test_a_number_per_token_is_no_distribution_over_tokens():
     read = read_output(model, inputs, found)
     assert_close(read.rows, found.logits[inputs["attention_mask"].bool()][:, None])
     assert not (read.is_distribution or read.are_states)
+
+
+def test_distributions_are_compared_some_rows_at_a_time(monkeypatch):
+    """Of 49,152 tokens, the copies of a portion took a seventh of SmolLM2."""
+    torch.manual_seed(0)
+    logits = torch.randn(7, 5, dtype=torch.float64).masked_fill(torch.arange(5) == 2, -torch.inf)
+    changed = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
+    whole = Output(logits.log_softmax(-1), True).squared_gap(Output(changed.log_softmax(-1), True))
+    (gradient,) = torch.autograd.grad(whole, changed)
+    seen = []
+    monkeypatch.setattr(outputs_module, "AT_ONCE", 14)
+    monkeypatch.setattr(
+        outputs_module, "divergence", lambda rows, other: seen.append(len(rows)) or divergence(rows, other)
+    )
+    parts = Output(logits.log_softmax(-1), True).squared_gap(Output(changed.log_softmax(-1), True))
+    assert seen == [2, 2, 2, 1] and float(whole) > 0
+    assert_close(parts, whole, rtol=1e-12, atol=0)
+    assert_close(torch.autograd.grad(parts, changed)[0], gradient, rtol=1e-12, atol=0)
 
 
 def test_small_changes_of_a_distribution_add_like_squares():
