@@ -75,7 +75,9 @@ def names(bert, marian, files, tmp_path):
     flags = dict(zip((flag.removeprefix("--") for flag in files[::2]), files[1::2], strict=True))
     flags |= {"model_name_or_path": str(bert), "collaborative": True, "dim_shared_query_key": {"enc-self": 16}}
     (tmp_path / "flags.json").write_text(json.dumps(flags | {"max_train_steps": 1, "calibration_samples": 8}))
-    return {"sentence-transformers/all-MiniLM-L6-v2": str(bert), "Helsinki-NLP/opus-mt-de-en": str(marian), "300": "2"}
+    models = {"sentence-transformers/all-MiniLM-L6-v2": str(bert), "Helsinki-NLP/opus-mt-de-en": str(marian)}
+    sizes = {"enc-self=256,dec-enc=0.5": "enc-self=16,dec-enc=0.5", "36": "4", "dec-enc=24": "dec-enc=2", "300": "2"}
+    return models | sizes
 
 
 @pytest.mark.slow
