@@ -63,7 +63,7 @@ def quiet():
 
 
 @pytest.fixture(autouse=True)
-def as_many_threads():
+def one_thread():
     """Leave torch one thread for the next test: more, which CTranslate2 sets, would make it, and its copies, wait."""
     yield
     torch.set_num_threads(1)

@@ -194,10 +194,11 @@ class Analysis:
         self.model, self.adapter, self.batches, self.options = model, adapter, batches, options
         self.sites, self.numbers = adapter.sites_with_heads(model), head_numbers(model, adapter)
         self.excluded = excluded_queries(model, options.exclude, options.tokenizer)
-        sides, self.first = sides_of(model, adapter), next(iter(batches))
-        has_source = sides is not None and sides.in_batch(self.first)
-        given = {name for name, value in self.first.items() if value is not None}  # of questions, where answers begin
-        has_labels = bool({"labels", "start_positions"} & given or self.first.get("return_loss"))  # CLIP's pairs
+        sides, first = sides_of(model, adapter), next(iter(batches))
+        has_source = sides is not None and sides.in_batch(first)
+        given = {name for name, value in first.items() if value is not None}  # of questions, where answers begin
+        has_labels = bool({"labels", "start_positions"} & given or first.get("return_loss"))  # CLIP's pairs are labels
+        self.first = first
         self.parts, self.notes = options.choose(has_labels, has_source)
         self.chosen, shown = chosen_batches(model, options.tokenizer, tuple(options.sentences))
         self.notes += shown

@@ -85,7 +85,10 @@ def saving(config: PretrainedConfig, folder: Path, divided: bool = False) -> Ite
     said = metadata(config) | vocabulary_metadata(config)
     is_ours = is_changed(config) or trimmed_vocabulary(config) is not None or holds_changed(folder)
     save = Save(folder, said, divided) if is_ours else None
-    before = {} if save is None else {folder / name: content_of(folder / name) for name in BEFORE_WEIGHTS}
+    before: dict[Path, bytes | None] = {}
+    for name in BEFORE_WEIGHTS if save is not None else ():
+        with suppress(OSError):  # a card that cannot be read stays as it is, and stops no save
+            before[folder / name] = content_of(folder / name)
     token = CURRENT.set(save)
     try:
         yield

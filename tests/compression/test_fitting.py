@@ -368,7 +368,7 @@ def test_the_copies_of_a_group_are_gone_before_the_next(monkeypatch):
 
 
 def test_memory_is_given_back_around_the_installation_of_a_trial(monkeypatch):
-    """What an installation frees stays in the heap: of MPNet's memory at the peak it was a twentieth."""
+    """Memory that an installation frees stays in the heap: a twentieth of the peak of MPNet."""
     made, steps = measured_of("bert"), []
     fitted = fit_choices(made.measured, made.choose(0.4))
     monkeypatch.setattr(fitting, "give_back_memory", lambda: steps.append("given back"))

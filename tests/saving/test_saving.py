@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections import Counter
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -293,6 +294,21 @@ def test_a_disk_that_is_full_before_any_weight_is_replaced_leaves_the_old_model(
     with pytest.raises(OutputError, match="Other files of the weights there are new already"):
         llama(1, 1).save_pretrained(tmp_path, max_shard_size="20KB")
     assert "save did not end" in str(loaded(tmp_path, inputs))
+
+
+def test_a_card_that_cannot_be_read_stops_no_save(tmp_path, monkeypatch):
+    """Root reads every file, so the reading itself fails here."""
+    (tmp_path / "README.md").write_text("mine")
+    read = Path.read_bytes
+
+    def refused(file):
+        if file.name == "README.md":
+            raise PermissionError(errno.EACCES, "Permission denied", str(file))
+        return read(file)
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    llama(1, 1).save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "mine" and (tmp_path / "model.safetensors").exists()
 
 
 def test_what_cannot_be_cleaned_up_does_not_hide_the_cause(tmp_path):
